@@ -1,0 +1,1 @@
+"""DualPath: both storage paths for multi-turn agents on prefill/decode-disaggregated clusters (arXiv 2602.21548)."""

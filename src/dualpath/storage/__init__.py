@@ -1,0 +1,1 @@
+"""Where Full Blocks live between turns: one protocol, several backends, one conformance suite."""

@@ -1,0 +1,1 @@
+"""Moving bytes between engines' memory: one-sided, batched; one protocol, one conformance suite."""

@@ -1,0 +1,101 @@
+"""The transport protocol: registered regions, batches of slices, one completion a batch (paper section 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple, Protocol
+
+
+class Operation(StrEnum):
+    """One-sided semantics: the poster drives both directions, the peer's processor takes no part."""
+
+    READ = "read"
+    WRITE = "write"
+
+
+@dataclass(frozen=True, slots=True)
+class RegionDescriptor:
+    """How a peer finds a registered region.
+
+    Attributes:
+        transport: name of the transport that registered it.
+        region: unique name in the cluster.
+        bytes: its length.
+        locator: what the transport needs to reach it (a path, an address, a remote key).
+    """
+
+    transport: str
+    region: str
+    bytes: int
+    locator: str
+
+
+class Copy(NamedTuple):
+    """One slice pair: ``length`` bytes between two offsets."""
+
+    local_offset: int
+    remote_offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyBatch:
+    """Many slices between one local and one remote region (names of registered and attached regions).
+
+    The poster's own regions may stand on the remote side too: a local copy is a transfer to oneself (paper section 5).
+    """
+
+    operation: Operation
+    local: str
+    remote: str
+    copies: Sequence[Copy]
+
+
+class Transport(Protocol):
+    """One-sided copies between registered regions. Thread-safe."""
+
+    @property
+    def name(self) -> str: ...
+
+    def allocate(self, region: str, length: int) -> memoryview:
+        """Page-aligned, touched host memory that peers can reach once they attach ``descriptor(region)``."""
+        ...
+
+    def register(self, region: str, memory: Any) -> RegionDescriptor:
+        """Make existing memory usable as a local region: a writable buffer, or a contiguous uint8 device tensor."""
+        ...
+
+    def descriptor(self, region: str) -> RegionDescriptor:
+        """The descriptor to send to peers.
+
+        Raises:
+            TransportError: no such region.
+        """
+        ...
+
+    def attach(self, descriptor: RegionDescriptor) -> None:
+        """Make a peer's region reachable. Idempotent.
+
+        Raises:
+            TransportError: the region is gone, or is not what the descriptor says.
+        """
+        ...
+
+    def detach(self, region: str) -> None:
+        """Forget a peer's region; no post on it may be in flight. Idempotent."""
+        ...
+
+    def post(self, batches: Sequence[CopyBatch]) -> Future[None]:
+        """Submit all copies at once; they are all done when the future is. Batches posted earlier by the same thread complete first.
+
+        Raises (in the future):
+            TransportError: an unknown region, or a slice outside its region; nothing of the post is copied then.
+        """
+        ...
+
+    def close(self) -> None:
+        """Wait for what is in flight, then release every region. Idempotent."""
+        ...
