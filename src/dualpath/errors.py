@@ -17,6 +17,7 @@
     │   └── StoreInUse           another process owns the index of this store
     ├── TransportError           a region or a peer is gone
     ├── ClusterError             a process did not start or would not stop
+    ├── UnknownEngine            an engine that never joined, or was given up, reports; it has to join again
     ├── ProtocolError            a message that cannot be decoded
     └── TraceError               a trace that cannot be replayed; names file and line
 """
@@ -82,6 +83,14 @@ class TransportError(DualPathError):
 
 class ClusterError(DualPathError):
     """A process of the cluster did not start, or died too often."""
+
+
+class UnknownEngine(DualPathError):
+    """Engines report that never joined or were given up; ``names`` are those that have to join again."""
+
+    def __init__(self, message: str, names: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.names = names
 
 
 class ProtocolError(DualPathError):

@@ -129,7 +129,9 @@ class DeadlineSettings:
     stall_timeout_s: float = knob(10.0, "a storage read without progress for so long is given up and recomputed", minimum=0.001)
     transfer_timeout_s: float = knob(30.0, "longest wait for a peer engine without a sign of life", minimum=0.001)
     heartbeat_timeout_s: float = knob(5.0, "an engine silent for so long is fenced and restarted", minimum=0.1)
-    max_attempts: int = knob(4, "attempts of a turn after engine deaths, preemptions and timeouts", minimum=1)
+    max_attempts: int = knob(
+        4, "attempts of a turn in a row that may give no new token (engine deaths, preemptions, timeouts)", minimum=1
+    )
     shutdown_timeout_s: float = knob(30.0, "how long a shutdown waits for running turns", minimum=0)
 
 

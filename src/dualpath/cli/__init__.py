@@ -1,1 +1,1 @@
-"""Cli."""
+"""The ``dualpath`` command: one file a verb."""

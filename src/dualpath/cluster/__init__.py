@@ -1,1 +1,1 @@
-"""Cluster."""
+"""Starting, watching and stopping a cluster on one machine."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from typing import Protocol
 
 import msgspec
@@ -49,13 +49,26 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         return self
 
 
+def finish_reason(sampling: SamplingParams, position: int, token: int, eos_token_ids: Collection[int]) -> str | None:
+    """Why the turn ends with ``token`` at ``position`` (from 0): ``stop``, ``length``, or None if it does not."""
+    ends = token in sampling.stop_token_ids or (not sampling.ignore_eos and token in eos_token_ids)
+    if ends and position + 1 >= sampling.min_tokens:
+        return "stop"
+    return "length" if position + 1 >= sampling.max_tokens else None
+
+
 class TokenEvent(msgspec.Struct, frozen=True, tag="token"):
-    """One generated token. ``position`` counts the turn's output from 0; no position comes twice."""
+    """One generated token. ``position`` counts the turn's output from 0; no position comes twice.
+
+    ``cached_tokens``, on the first token, is the hit that was used: a caller that finds its stop string never sees
+    TurnFinished.
+    """
 
     position: int
     token: int
     logprob: float | None = None
     top_logprobs: tuple[tuple[int, float], ...] = ()
+    cached_tokens: int | None = None
 
 
 class TurnFinished(msgspec.Struct, frozen=True, tag="finished", kw_only=True):
@@ -126,7 +139,7 @@ class TurnClient(Protocol):
 
     def generate(
         self, prompt: Sequence[int], sampling: SamplingParams, *, timeout_s: float | None = None
-    ) -> AsyncIterator[TurnEvent]:
+    ) -> AsyncGenerator[TurnEvent, None]:
         """Events of one turn: tokens in order of position, then one TurnFinished.
 
         Closing the iterator early (``aclose``) cancels the turn on both sides. The tokens of an interrupted attempt

@@ -46,11 +46,12 @@ class DecodeBatch:
     """One decode step: a token each for several sequences.
 
     Attributes:
-        tables: per sequence, its pages in order (int64, on the device; at least ``lengths // page_tokens`` long).
+        tables: per sequence, its pages in order, as plain integers so that nothing waits for the device; at least
+            ``lengths // page_tokens + 1`` long. Ascending neighbours are read in place, others are gathered.
         lengths: per sequence, tokens before this one; the new token's KV goes to that position.
     """
 
-    tables: Sequence[torch.Tensor]
+    tables: Sequence[Sequence[int]]
     lengths: Sequence[int]
 
 
@@ -75,8 +76,8 @@ class CausalModel(Protocol):
     def prefill_layer(self, layer: int, hidden: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         """Hidden states ``[Σ new, hidden_size]`` through one layer.
 
-        ``kv`` is ``[rows, token_layer_bytes]`` uint8, the layer's KV of the batch: each segment's new rows are written,
-        all of its rows attended to, causally.
+        ``kv`` is ``[rows, token_layer_bytes]`` uint8, contiguous, the layer's KV of the batch: each segment's new rows
+        are written, all of its rows attended to, causally.
         """
         ...
 
@@ -87,8 +88,8 @@ class CausalModel(Protocol):
     def decode_layer(self, layer: int, hidden: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
         """Hidden states ``[batch, hidden_size]`` through one layer.
 
-        ``pages`` is ``[pages, page_tokens, token_layer_bytes]`` uint8, the layer's part of the device pool: the new
-        tokens' KV is written, each sequence attends to all of its own.
+        ``pages`` is ``[pages, page_tokens, token_layer_bytes]`` uint8, contiguous, the layer's part of the device pool:
+        the new tokens' KV is written, each sequence attends to all of its own.
         """
         ...
 

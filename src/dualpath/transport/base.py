@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 
 class Operation(StrEnum):
     """One-sided semantics: the poster drives both directions, the peer's processor takes no part."""
@@ -46,12 +49,27 @@ class CopyBatch:
     """Many slices between one local and one remote region (names of registered and attached regions).
 
     The poster's own regions may stand on the remote side too: a local copy is a transfer to oneself (paper section 5).
+    ``copies`` may be an int64 array ``[n, 3]`` with the columns of ``Copy``: what posts many slices is faster so. It must
+    not change, and slices must not overlap, until the post is done.
     """
 
     operation: Operation
     local: str
     remote: str
-    copies: Sequence[Copy]
+    copies: Sequence[Copy] | npt.NDArray[np.int64]
+
+
+class Completion(Future[None]):
+    """The end of one post; ``busy_s`` says how long its bytes were on the move, ``bytes`` how many they were.
+
+    A post cannot be recalled: whoever waits for one may give up, but its memory is in use until it is done.
+    """
+
+    bytes: int = 0
+    busy_s: float = 0.0
+
+    def cancel(self) -> bool:
+        return False
 
 
 class Transport(Protocol):
@@ -88,8 +106,8 @@ class Transport(Protocol):
         """Forget a peer's region; no post on it may be in flight. Idempotent."""
         ...
 
-    def post(self, batches: Sequence[CopyBatch]) -> Future[None]:
-        """Submit all copies at once; they are all done when the future is. Batches posted earlier by the same thread complete first.
+    def post(self, batches: Sequence[CopyBatch]) -> Completion:
+        """Submit all copies at once; they are done when the future is. What the same thread posted earlier completes first.
 
         Raises (in the future):
             TransportError: an unknown region, or a slice outside its region; nothing of the post is copied then.

@@ -1,0 +1,150 @@
+"""Settings on the command line: a TOML file, and a flag for every key, generated from the settings themselves."""
+
+from __future__ import annotations
+
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import Field, dataclass, fields, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from dualpath.errors import SettingsError
+from dualpath.scheduling.baselines import apply_system
+from dualpath.settings import Settings, parse_bytes, section_fields
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What the user said: the file's keys, overridden by the flags."""
+
+    knobs: Mapping[str, Any]
+
+    def settings(self, system: str | None = None) -> Settings:
+        """The settings: defaults, then the preset (``system``, or the one that was asked for), then every key given.
+
+        Raises:
+            SettingsError: a value is out of range; names the key.
+        """
+        chosen = system or self.knobs.get("system") or Settings().cluster.system
+        return _apply(apply_system(Settings(), chosen), {**self.knobs, "system": chosen})
+
+
+def settings_options(*without: str) -> Callable[[F], F]:
+    """A decorator that adds ``--config`` and a flag for every knob; the command gets them as one argument ``given``."""
+
+    def decorate(function: F) -> F:
+        def command(*args: Any, config: str | None, **kwargs: Any) -> Any:
+            names = section_fields()
+            flags = {name: kwargs.pop(name) for name in list(kwargs) if name in names and name not in without}
+            from_file = read_config(Path(config)) if config else {}
+            given = Given({**from_file, **{name: value for name, value in flags.items() if value is not None}})
+            return function(*args, given=given, **kwargs)
+
+        command.__doc__ = function.__doc__
+        command.__name__ = function.__name__
+        decorated: Any = command
+        for name, (section, knob) in reversed(section_fields().items()):
+            if name not in without:
+                decorated = _option(name, section, knob)(decorated)
+        decorated = click.option("--config", type=click.Path(), help="TOML file with any of the keys below.")(decorated)
+        return typing.cast(F, decorated)
+
+    return decorate
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The keys of a TOML file, whichever tables they stand in.
+
+    Raises:
+        SettingsError: the file cannot be read, or a table, key or value is wrong; names it.
+    """
+    try:
+        tables = tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: {error}") from error
+    known = section_fields()
+    sections = {field.name for field in fields(Settings)}
+    knobs: dict[str, Any] = {}
+    for table, keys in tables.items():
+        if table not in sections or not isinstance(keys, dict):
+            raise SettingsError(f"{path}: no table [{table}]; there are {', '.join(sorted(sections))}{_hint(table, sections)}")
+        for key, value in keys.items():
+            name = key.replace("-", "_")
+            if name not in known or known[name][0] != table:
+                raise SettingsError(f"{path}: [{table}] has no key {key!r}{_hint(name, known)}")
+            knobs[name] = value
+    return knobs
+
+
+def _hint(wrong: str, known: typing.Iterable[str]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(wrong, known, 1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _type_of(section: str, knob: Field[Any]) -> Any:
+    """The knob's type, without None."""
+    owner = typing.get_type_hints(Settings)[section]
+    hint = typing.get_type_hints(owner)[knob.name]
+    if isinstance(hint, types.UnionType):
+        hint = next(option for option in typing.get_args(hint) if option is not type(None))
+    return hint
+
+
+def _option(name: str, section: str, knob: Field[Any]) -> Callable[[Any], Any]:
+    flag, kind = f"--{name.replace('_', '-')}", _type_of(section, knob)
+    text = f"[{section}] {knob.metadata['help']}" + ("" if knob.default is None else f" (default: {_shown(knob)})")
+    if kind is bool:
+        return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=text)
+    if knob.metadata["bytes"]:
+        return click.option(flag, name, type=str, metavar="SIZE", help=text)
+    if issubclass(kind, StrEnum):
+        return click.option(flag, name, type=click.Choice([option.value for option in kind]), help=text)
+    return click.option(flag, name, type=kind, help=text)
+
+
+def _shown(knob: Field[Any]) -> str:
+    value: Any = knob.default
+    if knob.metadata["bytes"] and value % 2**20 == 0:
+        return f"{value // 2**20}MiB"
+    return str(value)
+
+
+def _apply(settings: Settings, knobs: Mapping[str, Any]) -> Settings:
+    known = section_fields()
+    sections: dict[str, dict[str, Any]] = {}
+    for name, value in knobs.items():
+        section, knob = known[name]
+        sections.setdefault(section, {})[name] = _checked(section, knob, value)
+    changed = {section: replace(getattr(settings, section), **values) for section, values in sections.items()}
+    return replace(settings, **changed)
+
+
+def _checked(section: str, knob: Field[Any], value: Any) -> Any:
+    """The value with its right type.
+
+    Raises:
+        SettingsError: it has none, or is below the knob's minimum.
+    """
+    if value is None:
+        return None
+    if knob.metadata["bytes"]:
+        value = parse_bytes(value, knob.name)
+    kind = _type_of(section, knob)
+    try:
+        typed = msgspec.convert(value, kind, strict=True)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"{knob.name}: {value!r}: {error}") from error
+    minimum = knob.metadata["minimum"]
+    if minimum is not None and not typed >= minimum:
+        raise SettingsError(f"{knob.name}: {value!r} is below the least that makes sense, {minimum:g}")
+    return typed

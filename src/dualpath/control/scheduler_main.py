@@ -1,0 +1,98 @@
+"""The scheduler's process (or thread): one socket, one service, one loop."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import zmq
+
+from dualpath.clock import MonotonicClock
+from dualpath.control.block_index import BlockIndex
+from dualpath.control.channel import QUEUED_MESSAGES, socket_address
+from dualpath.control.decision_log import open_scheduler
+from dualpath.control.messages import Decoder, ToScheduler, encode
+from dualpath.control.process import die_with_parent, log_to_stderr
+from dualpath.control.scheduler_service import SchedulerService
+from dualpath.control.spec import ClusterSpec, read_cluster_spec
+from dualpath.errors import ProtocolError
+from dualpath.storage.base import Storage
+from dualpath.storage.files import IndexLease
+from dualpath.storage.registry import open_storage
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.05
+
+
+def serve(spec: ClusterSpec, storage: Storage, stop: threading.Event) -> None:
+    """Own the cluster's scheduling and block index until ``stop`` is set.
+
+    Raises:
+        StoreInUse: another process owns the store's index.
+    """
+    clock = MonotonicClock()
+    blocks = BlockIndex(storage, spec.store_capacity_blocks, spec.geometry.block_tokens)
+    blocks.rebuild()
+    with open_scheduler(spec, clock) as central:
+        service = SchedulerService(spec, central, blocks, clock, secrets.token_hex(8))
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        socket = context.socket(zmq.ROUTER)
+        socket.linger = 0
+        socket.sndhwm = socket.rcvhwm = QUEUED_MESSAGES
+        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        socket.bind(socket_address(Path(spec.run_directory), "scheduler"))
+        try:
+            _loop(service, socket, stop)
+        finally:
+            socket.close()
+            context.term()
+
+
+def _loop(service: SchedulerService, socket: zmq.Socket[bytes], stop: threading.Event) -> None:
+    clock, decoder = MonotonicClock(), Decoder(ToScheduler)
+    next_tick = clock.now()
+    while not stop.is_set():
+        if socket.poll(max(0, int(1000 * (next_tick - clock.now())))):
+            _receive_all(service, socket, decoder)
+        if clock.now() >= next_tick:
+            service.tick()
+            next_tick = clock.now() + TICK_S
+        for identity, message in service.take_outbox():
+            socket.send_multipart([identity, encode(message)], zmq.NOBLOCK)
+
+
+def _receive_all(service: SchedulerService, socket: zmq.Socket[bytes], decoder: Decoder) -> None:
+    while True:
+        try:
+            sender, frame = socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return
+        try:
+            service.handle(sender, decoder.decode(frame))
+        except ProtocolError as error:
+            logger.error("%s: %s", sender.decode(errors="replace"), error)
+
+
+def main() -> None:
+    """``python -m dualpath.control.scheduler_main SPEC``"""
+    die_with_parent()
+    spec = read_cluster_spec(Path(sys.argv[1]))
+    log_to_stderr("scheduler")
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with IndexLease(Path(spec.store_directory)):
+        storage = open_storage(spec.storage)
+        try:
+            serve(spec, storage, stop)
+        finally:
+            storage.close()
+
+
+if __name__ == "__main__":
+    main()

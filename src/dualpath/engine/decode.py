@@ -1,0 +1,387 @@
+"""The decode engine: grants buffer, reads its share, decodes in continuous batches, writes blocks back (paper section 2)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from array import array
+from concurrent.futures import ThreadPoolExecutor
+
+from dualpath.clock import Clock
+from dualpath.control.messages import (
+    Abandon,
+    Assign,
+    BlocksLost,
+    DecodeShareRead,
+    Granted,
+    Handover,
+    Message,
+    PeerFenced,
+    ReadDone,
+    RegionInfo,
+    Released,
+    Tokens,
+    TurnEnded,
+    TurnFailed,
+    Withdraw,
+    WriteGrant,
+    split_keys,
+)
+from dualpath.control.turns import EngineStatus, TokenEvent, finish_reason
+from dualpath.dataflow.plan import plan
+from dualpath.engine.chain_writer import ChainWriter, DecodeMemory, WriteTickets
+from dualpath.engine.decode_compute import DecodeCompute, DecodeRow
+from dualpath.engine.decode_turn import DecodeTurn
+from dualpath.engine.member import Member, traffic_counters
+from dualpath.errors import DualPathError
+from dualpath.traffic.manager import TrafficManager
+from dualpath.types import BlockKey, ReadShare, Side
+
+logger = logging.getLogger(__name__)
+
+
+class DecodeEngine:
+    """Implements ``engine.member.Engine`` for the decode role."""
+
+    def __init__(
+        self,
+        member: Member,
+        traffic: TrafficManager,
+        memory: DecodeMemory,
+        compute: DecodeCompute,
+        region: RegionInfo,
+        clock: Clock,
+    ) -> None:
+        self._member = member
+        self._traffic = traffic
+        self._buffer = memory.buffer
+        self._memory = memory
+        self._compute = compute
+        self._pool = compute.pool
+        self._region = region
+        self._clock = clock
+        self._spec = member.spec.cluster
+        self._geometry = self._spec.geometry
+        self._transfers = not self._spec.settings.cluster.oracle
+        self._tickets = WriteTickets(member.to_scheduler)
+        self._turns: dict[str, DecodeTurn] = {}
+        self._reclaiming: dict[str, DecodeTurn] = {}
+        self._running: list[DecodeTurn] = []
+        self._stepping: list[DecodeTurn] = []
+        self._pages_coming = 0
+        self._work = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute")
+
+    def start(self) -> None:
+        """Serve from now on."""
+        self._member.spawn_essential(self._serve())
+
+    # --- engine.member.Engine -----------------------------------------------------------------------------------------
+
+    @property
+    def region(self) -> RegionInfo | None:
+        return self._region
+
+    @property
+    def capacity(self) -> tuple[int, int]:
+        return self._pool.capacity, self._buffer.capacity
+
+    def load(self) -> tuple[int, int | None, EngineStatus]:
+        held_back = sum(self._demand(turn) for turn in self._turns.values() if not turn.pages and not turn.ended)
+        free = self._pool.free_pages - held_back
+        status = EngineStatus(
+            name=self._member.name,
+            role=self._member.spec.role,
+            node=self._member.spec.node,
+            running=len(self._running),
+            waiting=len(self._turns) - len(self._running),
+            kv_blocks=self._pool.capacity,
+            kv_blocks_free=self._pool.free_pages,
+            buffer_blocks=self._buffer.capacity,
+            buffer_blocks_free=self._buffer.free_slots,
+            attention_s=self._compute.attention_s,
+            **traffic_counters(self._traffic),
+        )
+        return self._traffic.reads.unread_tokens, free, status
+
+    def handle(self, message: Message) -> None:
+        if isinstance(message, Assign):
+            self._assign(message)
+        elif isinstance(message, Handover):
+            self._on_handover(message)
+        elif isinstance(message, WriteGrant):
+            self._tickets.granted(message)
+        elif isinstance(message, Withdraw):
+            self._withdraw(message.request_id)
+        elif isinstance(message, Released):
+            self._on_released(message.request_id)
+        elif isinstance(message, PeerFenced):
+            self._on_fenced(message.name)
+        else:
+            logger.error("%s: unexpected %s", self._member.name, type(message).__name__)
+
+    def forget_all(self, reason: str) -> None:
+        self._tickets.refuse_all()
+        for request_id in list(self._turns):
+            self._withdraw(request_id)
+
+    async def close(self) -> None:
+        self.forget_all("closing")
+        while self._stepping:
+            await asyncio.sleep(0.005)
+        self._thread.shutdown(wait=True)
+
+    def _demand(self, turn: DecodeTurn) -> int:
+        """Pages that a turn starts with: its prompt's and one to grow into (the ledger's HBM demand)."""
+        return self._geometry.blocks(turn.prompt_tokens) + 1
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    def _assign(self, assign: Assign) -> None:
+        tokens = array("I", assign.submit.prompt)
+        share = ReadShare(assign.read_prefill_tokens, assign.read_decode_tokens)
+        settings = self._spec.settings
+        turn = DecodeTurn(
+            assign=assign,
+            plan=plan(len(tokens), share, self._geometry, layerwise=settings.prefill.layerwise, transfers=self._transfers),
+            tokens=tokens,
+            deadline=self._clock.now() + assign.submit.timeout_s,
+            handover=asyncio.get_running_loop().create_future(),
+            writer=ChainWriter(self._traffic, self._memory, self._tickets, self._spec),
+        )
+        self._turns[turn.request_id] = turn
+        turn.task = self._member.spawn(self._prepare(turn))
+
+    def _on_handover(self, message: Handover) -> None:
+        """The prefill engine is done with our slots, wanted or not."""
+        turn = self._turns.get(message.request_id)
+        if turn is not None and not turn.handover.done():
+            turn.granted = False
+            turn.handover.set_result(message)
+        else:
+            self._on_released(message.request_id)
+
+    def _on_released(self, request_id: str) -> None:
+        turn = self._reclaiming.get(request_id)
+        if turn is not None:
+            turn.released.set()
+
+    def _on_fenced(self, name: str) -> None:
+        """A peer has ended: it can write into our buffer no more."""
+        for turn in self._reclaiming.values():
+            if turn.assign.prefill == name:
+                turn.released.set()
+        for turn in list(self._turns.values()):
+            if turn.assign.prefill == name and turn.granted:
+                turn.granted = False
+                self._fail(turn, f"{name} ended during prefill")
+
+    def _withdraw(self, request_id: str) -> None:
+        """Let go of a turn; what others still touch is freed when they have confirmed."""
+        turn = self._turns.pop(request_id, None)
+        if turn is None:
+            return
+        turn.ended = True
+        if turn.task is not None:
+            turn.task.cancel()
+        if turn in self._running:
+            self._running.remove(turn)
+        self._retire(turn)
+
+    def _fail(self, turn: DecodeTurn, reason: str) -> None:
+        self._member.to_scheduler(TurnFailed(turn.request_id, f"{self._member.name}: {reason}"))
+        self._withdraw(turn.request_id)
+
+    # --- letting go ---------------------------------------------------------------------------------------------------
+
+    def _retire(self, turn: DecodeTurn) -> None:
+        """Give everything back that the turn holds, each thing as soon as nothing touches it."""
+        turn.writer.end()
+        if turn.slots:
+            self._reclaiming[turn.request_id] = turn
+            self._member.spawn(self._reclaim_slots(turn))
+        if turn.pages and turn not in self._stepping:
+            self._give_pages_back(turn)
+
+    async def _reclaim_slots(self, turn: DecodeTurn) -> None:
+        """Free the buffer slots once the prefill engine, the storage reads and the write-back are done with them."""
+        slots, turn.slots = turn.slots, ()
+        try:
+            if turn.granted:
+                self._member.to_peer(turn.assign.prefill_address, Abandon(turn.request_id, self._member.address))
+                await turn.released.wait()
+            if turn.reading is not None:
+                await turn.reading.wait_drained()
+            await turn.writer.slots_free.wait()
+        finally:
+            self._reclaiming.pop(turn.request_id, None)
+        self._buffer.free(slots)
+
+    def _give_pages_back(self, turn: DecodeTurn) -> None:
+        """Free the pages, now or when the last of them has been copied for its write-back."""
+        pages, turn.pages = turn.pages, []
+        if turn.writer.pages_free.is_set():
+            self._pool.free(pages)
+        else:
+            self._pages_coming += len(pages)
+            self._member.spawn(self._free_copied(turn.writer, pages))
+
+    async def _free_copied(self, writer: ChainWriter, pages: list[int]) -> None:
+        await writer.pages_free.wait()
+        self._pages_coming -= len(pages)
+        self._pool.free(pages)
+        self._work.set()
+        self._member.report_soon()
+
+    # --- before decoding ----------------------------------------------------------------------------------------------
+
+    async def _prepare(self, turn: DecodeTurn) -> None:
+        """From the assignment until the turn decodes: buffer, read share, handover, device memory, in this order."""
+        try:
+            async with asyncio.timeout(self._remaining(turn)):
+                await self._gather(turn)
+                handover = turn.handover.result()
+                self._member.spawn(turn.writer.run())
+                hit_blocks = handover.cached_tokens // self._geometry.block_tokens
+                keys = [BlockKey(key) for key in split_keys(turn.assign.submit.keys)]
+                turn.writer.start(keys, hit_blocks, turn.slots)
+                turn.position = handover.first.position
+                turn.tokens.append(handover.first.token)
+                if handover.finish_reason is None:
+                    await self._load(turn)
+        except TimeoutError:
+            self._fail(turn, "the prompt was not prefilled before the turn's deadline")
+            return
+        except DualPathError as error:
+            self._fail(turn, str(error))
+            return
+        if handover.finish_reason is not None:
+            self._end(turn, handover.finish_reason)
+        elif turn.slots:
+            self._reclaiming[turn.request_id] = turn
+            self._member.spawn(self._reclaim_slots(turn))
+
+    def _remaining(self, turn: DecodeTurn) -> float:
+        return max(0.0, turn.deadline - self._clock.now())
+
+    async def _gather(self, turn: DecodeTurn) -> None:
+        """Until our buffer holds the whole prompt's KV."""
+        blocks = self._geometry.blocks(turn.prompt_tokens)
+        turn.slots = await self._buffer.allocate(blocks, self._remaining(turn))
+        turn.granted = True
+        self._member.to_peer(turn.assign.prefill_address, Granted(turn.request_id, turn.slots))
+        if turn.assign.read_decode_tokens:
+            valid = await self._read(turn)
+            self._member.to_scheduler(ReadDone(turn.request_id, Side.DECODE, turn.assign.read_decode_tokens))
+            self._member.to_peer(turn.assign.prefill_address, DecodeShareRead(turn.request_id, valid))
+        await turn.handover
+
+    async def _read(self, turn: DecodeTurn) -> int:
+        """Fill our part of the buffer with the tail of the hit; its usable tokens."""
+        if not self._transfers:
+            return turn.assign.read_decode_tokens
+        block_tokens = self._geometry.block_tokens
+        first = turn.assign.read_prefill_tokens // block_tokens
+        blocks = range(first, first + turn.assign.read_decode_tokens // block_tokens)
+        keys = [BlockKey(key) for key in split_keys(turn.assign.submit.keys)[blocks.start : blocks.stop]]
+        turn.reading = self._traffic.read(self._buffer, keys, turn.slots[blocks.start : blocks.stop])
+        result = await turn.reading
+        if result.stalled:  # late bytes must not land on what the prefill engine writes there
+            await turn.reading.wait_drained()
+        if result.bad:
+            self._member.to_scheduler(BlocksLost(b"".join(keys[index] for index, _ in result.bad)))
+        return result.valid_blocks * block_tokens
+
+    async def _load(self, turn: DecodeTurn) -> None:
+        """Device memory for the prompt, then the copy into it; after this the turn decodes."""
+        turn.pages = await self._pool.allocate(self._demand(turn))
+        if self._transfers:
+            await self._traffic.hand_off(self._buffer, turn.slots, self._memory.pages, turn.pages, turn.prompt_tokens)
+        turn.kv_tokens = turn.prompt_tokens
+        turn.started_s = self._clock.now()
+        self._running.append(turn)
+        self._work.set()
+
+    # --- decoding -----------------------------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        """Step after step, as long as sequences run."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._work.wait()
+            batch = self._compose()
+            if not batch:
+                self._work.clear()
+                continue
+            rows = [self._row(turn) for turn in batch]
+            self._stepping = batch
+            try:
+                events = await loop.run_in_executor(self._thread, self._compute.step, rows)
+            except (RuntimeError, MemoryError) as error:  # what PyTorch raises when a device fails or is full
+                self._after_failure(batch, str(error))
+                continue
+            finally:
+                self._stepping = []
+            for turn, event in zip(batch, events, strict=True):
+                self._after_step(turn, event)
+
+    def _after_failure(self, batch: list[DecodeTurn], reason: str) -> None:
+        logger.error("%s: step failed: %s", self._member.name, reason)
+        for turn in batch:
+            if not turn.ended:
+                self._fail(turn, reason)
+            elif turn.pages:
+                self._give_pages_back(turn)
+
+    def _row(self, turn: DecodeTurn) -> DecodeRow:
+        return DecodeRow(turn.pages, turn.kv_tokens, turn.last_token, turn.assign.submit.sampling, turn.position + 1)
+
+    def _compose(self) -> list[DecodeTurn]:
+        """The sequences of the next step, each with a page for its token; the youngest give way if pages are short."""
+        candidates = self._running[: self._spec.settings.decode.max_decode_batch]
+        grown = [turn for turn in candidates if not turn.ended and self._grow(turn)]
+        batch = [turn for turn in grown if not turn.ended]
+        if len(self._running) > len(batch):
+            self._running = [turn for turn in self._running if turn not in batch] + batch
+        return batch
+
+    def _grow(self, turn: DecodeTurn) -> bool:
+        """Make sure that there is a page for the next token; False if the turn gave way or has to wait for pages."""
+        if turn.kv_tokens // self._geometry.block_tokens < len(turn.pages):
+            return True
+        page = self._pool.grow(turn.pages[-1])
+        while page is None and not self._pages_coming:
+            youngest = max(self._running, key=lambda other: other.started_s)
+            logger.info("%s: preempting %s", self._member.name, youngest.request_id)
+            self._fail(youngest, "preempted: no device memory left")
+            if youngest is turn:
+                return False
+            page = self._pool.grow(turn.pages[-1])
+        if page is not None:
+            turn.pages.append(page)
+        return page is not None
+
+    def _after_step(self, turn: DecodeTurn, event: TokenEvent) -> None:
+        if turn.ended:
+            if turn.pages:
+                self._give_pages_back(turn)
+            return
+        turn.kv_tokens += 1
+        block_tokens = self._geometry.block_tokens
+        if turn.kv_tokens % block_tokens == 0:
+            page = turn.pages[turn.kv_tokens // block_tokens - 1]
+            turn.writer.completed(turn.tokens[turn.kv_tokens - block_tokens : turn.kv_tokens], page)
+        turn.tokens.append(event.token)
+        turn.position = event.position
+        submit = turn.assign.submit
+        self._member.to_peer(submit.reply_to, Tokens(turn.request_id, (event,)))
+        reason = finish_reason(submit.sampling, event.position, event.token, self._compute.eos_token_ids)
+        if reason is not None:
+            self._end(turn, reason)
+
+    def _end(self, turn: DecodeTurn, reason: str) -> None:
+        """The last token is out: every block that it completed has been announced before this message."""
+        self._member.to_scheduler(TurnEnded(turn.request_id, reason, turn.position + 1))
+        turn.task = None
+        self._withdraw(turn.request_id)
+        self._member.report_soon()

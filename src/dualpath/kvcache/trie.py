@@ -1,0 +1,347 @@
+"""The prefix index: which blocks are stored, which are being written, and which go first (paper A.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from enum import IntEnum
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple, Protocol
+
+from dualpath.types import BlockKey
+
+
+class Match(NamedTuple):
+    """How much of a chain is in the index: leading published blocks, then blocks that are just being written."""
+
+    published: int
+    pending: int
+
+
+class StoredBlockLike(Protocol):
+    """What a scan of the store says about a block."""
+
+    @property
+    def key(self) -> BlockKey: ...
+    @property
+    def parent(self) -> BlockKey | None: ...
+    @property
+    def depth(self) -> int: ...
+    @property
+    def written_s(self) -> float: ...
+
+
+class _State(IntEnum):
+    PENDING = 0
+    """Being written."""
+    WRITTEN = 1
+    """Complete, but below a pending block."""
+    PUBLISHED = 2
+    REMOVED = 3
+    """No longer in the index."""
+
+
+class _Node:
+    """One block; children are a doubly linked list, so that a million nodes need no containers of their own."""
+
+    __slots__ = (
+        "depth",
+        "first_child",
+        "key",
+        "last_use",
+        "next_sibling",
+        "parent",
+        "previous_sibling",
+        "queued",
+        "state",
+    )
+
+    def __init__(self, key: BlockKey, parent: _Node | None, depth: int, last_use: int, state: _State) -> None:
+        self.key = key
+        self.parent = parent
+        self.depth = depth
+        self.last_use = last_use
+        self.state = state
+        self.queued = False
+        self.first_child: _Node | None = None
+        self.next_sibling: _Node | None = None
+        self.previous_sibling: _Node | None = None
+
+    def children(self) -> Iterator[_Node]:
+        child = self.first_child
+        while child is not None:
+            yield child
+            child = child.next_sibling
+
+
+class PrefixIndex:
+    """Chains of blocks as a trie whose nodes are found by key.
+
+    Every node's parent is in the index, and every published node's parent is published: a chain can therefore be
+    searched by bisection, and protecting the deepest block of a chain protects the whole chain. Uses are ordered by a
+    counter, not by time. Owned by one thread; it moves no bytes: the owner orders writes and deletes accordingly.
+    """
+
+    def __init__(self) -> None:
+        self._nodes: dict[BlockKey, _Node] = {}
+        self._pins: dict[BlockKey, int] = {}
+        self._uses = 0
+        self._pending = 0
+        self._evictions = 0
+        # Entries (last use when queued, unique number, node): lazily corrected when they surface.
+        self._queue: list[tuple[int, int, _Node]] = []
+        self._queue_number = 0
+        self._leaves = 0
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __contains__(self, key: BlockKey) -> bool:
+        return key in self._nodes
+
+    @property
+    def blocks(self) -> int:
+        """Blocks in the index, pending ones included."""
+        return len(self._nodes)
+
+    @property
+    def pinned(self) -> int:
+        """Keys that hold a pin (each protects its ancestors too, which are not counted)."""
+        return len(self._pins)
+
+    @property
+    def pending(self) -> int:
+        """Blocks that are not yet published."""
+        return self._pending
+
+    @property
+    def evictions(self) -> int:
+        """Blocks evicted since the start."""
+        return self._evictions
+
+    # --- readers --------------------------------------------------------------------------------------------------
+
+    def match(self, keys: Sequence[BlockKey]) -> Match:
+        """The longest prefix of the chain ``keys`` that is in the index, in O(log n) lookups."""
+        nodes = self._nodes
+        low, high = 0, len(keys)
+        while low < high:
+            middle = (low + high) // 2
+            if keys[middle] in nodes:
+                low = middle + 1
+            else:
+                high = middle
+        if low == 0 or nodes[keys[low - 1]].state is _State.PUBLISHED:
+            return Match(low, 0)
+        present = low
+        low, high = 0, present - 1
+        while low < high:
+            middle = (low + high) // 2
+            if nodes[keys[middle]].state is _State.PUBLISHED:
+                low = middle + 1
+            else:
+                high = middle
+        return Match(low, present - low)
+
+    def touch(self, key: BlockKey) -> None:
+        """Note a use of the chain that ends in ``key``. Unknown keys are ignored."""
+        if (node := self._nodes.get(key)) is not None:
+            node.last_use = self._next_use()
+
+    def pin(self, key: BlockKey) -> None:
+        """Keep the chain that ends in ``key`` from eviction, once more.
+
+        Raises:
+            KeyError: not in the index.
+        """
+        if key not in self._nodes:
+            raise KeyError(key)
+        self._pins[key] = self._pins.get(key, 0) + 1
+
+    def unpin(self, key: BlockKey) -> None:
+        """Take one pin back, even if the block has been lost meanwhile.
+
+        Raises:
+            KeyError: the key holds no pin.
+        """
+        self._pins[key] -= 1
+        if not self._pins[key]:
+            del self._pins[key]
+            if (node := self._nodes.get(key)) is not None:
+                self._enqueue(node)
+
+    # --- writers --------------------------------------------------------------------------------------------------
+
+    def begin_write(self, key: BlockKey, parent: BlockKey | None, depth: int) -> bool:
+        """Enter a block that is about to be written; whether the caller should write it.
+
+        False: it is stored or being written already, or its parent is not in the index (any more). ``parent`` is None
+        for the first block of a chain, whose ``depth`` is 0.
+
+        Raises:
+            ValueError: ``depth`` is not one more than the parent's.
+        """
+        parent_node = None if parent is None else self._nodes.get(parent)
+        if key in self._nodes or (parent is not None and parent_node is None):
+            return False
+        if depth != (0 if parent_node is None else parent_node.depth + 1):
+            raise ValueError(f"block {key.hex()} cannot have depth {depth}")
+        self._attach(_Node(key, parent_node, depth, self._next_use(), _State.PENDING))
+        self._pending += 1
+        return True
+
+    def publish(self, keys: Sequence[BlockKey]) -> list[BlockKey]:
+        """Make written blocks visible, each as soon as its parent is; ``keys`` of one chain come in chain order.
+
+        Returns those that are not in the index (any more): bytes that nobody will find and the owner should delete.
+        """
+        strays: list[BlockKey] = []
+        for key in keys:
+            node = self._nodes.get(key)
+            if node is None:
+                strays.append(key)
+            elif node.state is _State.PENDING:
+                node.state = _State.WRITTEN
+                self._publish_written(node)
+        return strays
+
+    def abandon(self, key: BlockKey) -> list[BlockKey]:
+        """Drop a block whose write failed, and everything below it; returns the keys dropped, children first.
+
+        A block that was published by another writer meanwhile stays.
+        """
+        node = self._nodes.get(key)
+        return [] if node is None or node.state is _State.PUBLISHED else self._drop_subtree(node)
+
+    def remove_lost(self, key: BlockKey) -> list[BlockKey]:
+        """Drop a block that turned out unreadable, and everything below it; returns the keys dropped, children first."""
+        node = self._nodes.get(key)
+        return [] if node is None else self._drop_subtree(node)
+
+    # --- owner ----------------------------------------------------------------------------------------------------
+
+    def evict(self, blocks_to_free: int) -> list[BlockKey]:
+        """Drop up to ``blocks_to_free`` least recently used leaves, never pinned or pending ones; returns their keys.
+
+        A block that becomes a leaf inherits its last child's use. The order returned is a safe order to delete in.
+        """
+        evicted: list[BlockKey] = []
+        while self._queue and len(evicted) < blocks_to_free:
+            last_use, _, node = heappop(self._queue)
+            node.queued = False
+            if not self._is_evictable(node):
+                continue
+            if node.last_use != last_use:
+                self._enqueue(node)
+                continue
+            evicted.append(node.key)
+            self._detach(node)
+            if (parent := node.parent) is not None:
+                parent.last_use = max(parent.last_use, node.last_use)
+                self._enqueue(parent)
+        self._evictions += len(evicted)
+        return evicted
+
+    def rebuild(self, blocks: Iterable[StoredBlockLike]) -> list[BlockKey]:
+        """Fill an empty index with what a scan found; earlier writes count as earlier uses.
+
+        Returns the keys of orphans, whose parent is missing: the owner should delete them.
+
+        Raises:
+            ValueError: the index is not empty.
+        """
+        if self._nodes:
+            raise ValueError(f"the index already has {len(self._nodes)} blocks")
+        by_age = sorted(blocks, key=lambda block: block.written_s)
+        orphans: list[BlockKey] = []
+        for use, block in sorted(enumerate(by_age, self._uses + 1), key=lambda item: item[1].depth):
+            if block.key not in self._nodes and not self._attach_stored(block, use):
+                orphans.append(block.key)
+        self._uses += len(by_age)
+        for node in self._nodes.values():
+            self._enqueue(node)
+        return orphans
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _next_use(self) -> int:
+        self._uses += 1
+        return self._uses
+
+    def _publish_written(self, node: _Node) -> None:
+        """Publish ``node`` and what waits below it, if its own parent is published."""
+        if node.parent is not None and node.parent.state is not _State.PUBLISHED:
+            return
+        ready = [node]
+        while ready:
+            node = ready.pop()
+            node.state = _State.PUBLISHED
+            self._pending -= 1
+            self._enqueue(node)
+            ready.extend(child for child in node.children() if child.state is _State.WRITTEN)
+
+    def _drop_subtree(self, root: _Node) -> list[BlockKey]:
+        order = [root]
+        for node in order:
+            order.extend(node.children())
+        for node in reversed(order):
+            self._pending -= node.state is not _State.PUBLISHED
+            self._detach(node)
+        if root.parent is not None:
+            self._enqueue(root.parent)
+        return [node.key for node in reversed(order)]
+
+    def _attach_stored(self, block: StoredBlockLike, use: int) -> bool:
+        parent = None if block.parent is None else self._nodes.get(block.parent)
+        if (parent is None) != (block.parent is None) or block.depth != (0 if parent is None else parent.depth + 1):
+            return False
+        self._attach(_Node(block.key, parent, block.depth, use, _State.PUBLISHED))
+        return True
+
+    def _attach(self, node: _Node) -> None:
+        self._nodes[node.key] = node
+        parent = node.parent
+        if parent is None or parent.first_child is not None:
+            self._leaves += 1
+        if parent is None:
+            return
+        node.next_sibling = parent.first_child
+        if parent.first_child is not None:
+            parent.first_child.previous_sibling = node
+        parent.first_child = node
+
+    def _detach(self, node: _Node) -> None:
+        """Take a leaf out of the index."""
+        del self._nodes[node.key]
+        node.state = _State.REMOVED
+        if node.next_sibling is not None:
+            node.next_sibling.previous_sibling = node.previous_sibling
+        if node.previous_sibling is not None:
+            node.previous_sibling.next_sibling = node.next_sibling
+        elif node.parent is not None:
+            node.parent.first_child = node.next_sibling
+        if node.parent is None or node.parent.first_child is not None:
+            self._leaves -= 1
+
+    def _is_evictable(self, node: _Node) -> bool:
+        return node.state is _State.PUBLISHED and node.first_child is None and node.key not in self._pins
+
+    def _enqueue(self, node: _Node) -> None:
+        """Queue ``node`` for eviction if it may be evicted and is not queued yet."""
+        if node.queued or not self._is_evictable(node):
+            return
+        node.queued = True
+        self._queue_number += 1
+        heappush(self._queue, (node.last_use, self._queue_number, node))
+        if len(self._queue) > 2 * self._leaves + 1024:
+            self._compact_queue()
+
+    def _compact_queue(self) -> None:
+        """Forget entries of blocks that are no leaves any more, so that the queue stays within twice the leaves."""
+        kept = []
+        for entry in self._queue:
+            node = entry[2]
+            node.queued = self._is_evictable(node)
+            if node.queued:
+                kept.append(entry)
+        self._queue = kept
+        heapify(kept)

@@ -1,0 +1,184 @@
+"""Agents replayed through a cluster: offline (all at once) or online (Poisson arrivals), stamped turn by turn (paper A.3)."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from dualpath.clock import Clock
+from dualpath.control.turns import ClusterStatus, SamplingParams, TurnClient, TurnFinished
+from dualpath.errors import DualPathError
+from dualpath.replay.report import NodeCounters
+from dualpath.types import Role
+from dualpath.workload.agent import Agent, PromptSpec
+from dualpath.workload.randomness import Random
+from dualpath.workload.timeline import StageDurations, TurnId, TurnRecorder, TurnTimeline
+
+SAMPLE_INTERVAL_S = 0.25
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a replay is, for whoever shows it. ``snic_bytes_per_s`` is each node's reading over the last sample."""
+
+    agents: int
+    agents_done: int = 0
+    turns_done: int = 0
+    turns_failed: int = 0
+    elapsed_s: float = 0.0
+    snic_bytes_per_s: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """``arrival_rate`` in agents a second (None: all at once); ``gaps`` keeps the recorded pauses between turns."""
+
+    arrival_rate: float | None = None
+    gaps: bool = False
+    turn_timeout_s: float | None = None
+
+
+class NodeMeter:
+    """Adds up what nodes did, over all incarnations of their engines, from status reports."""
+
+    def __init__(self, baseline: ClusterStatus) -> None:
+        self._roles: dict[str, Role] = {}
+        self._first: dict[str, tuple[int, int, float]] = {}
+        self._last: dict[str, tuple[str, int, int, float]] = {}
+        self.samples: dict[str, list[tuple[float, int]]] = {}
+        self.update(baseline)
+        self._first = {name: row[1:] for name, row in self._last.items()}
+
+    def update(self, status: ClusterStatus) -> None:
+        """Take a report in."""
+        for engine in status.engines:
+            self._roles[engine.node] = Role(engine.role)
+            self._last[engine.name] = (
+                engine.node,
+                engine.storage_read_bytes,
+                engine.storage_write_bytes,
+                engine.attention_s,
+            )
+
+    def sample(self, now_s: float) -> dict[str, int]:
+        """Note the bytes that each node has read so far."""
+        read = {node: counters.storage_read_bytes for node, counters in self._by_node(None).items()}
+        for node, total in read.items():
+            self.samples.setdefault(node, []).append((now_s, total))
+        return read
+
+    def nodes(self, bandwidth: float | None) -> list[NodeCounters]:
+        """What each node did since the baseline."""
+        return list(self._by_node(bandwidth).values())
+
+    def _by_node(self, bandwidth: float | None) -> dict[str, NodeCounters]:
+        totals = {node: [0, 0, 0.0] for node in self._roles}
+        for name, (node, read, written, attention_s) in self._last.items():
+            first = self._first.get(name, (0, 0, 0.0))
+            totals[node][0] += read - first[0]
+            totals[node][1] += written - first[1]
+            totals[node][2] += attention_s - first[2]
+        return {
+            node: NodeCounters(node, self._roles[node], int(read), int(written), bandwidth, attention)
+            for node, (read, written, attention) in sorted(totals.items())
+        }
+
+
+class ReplayDriver:
+    """Drives agents through one cluster and records every turn."""
+
+    def __init__(
+        self,
+        client: TurnClient,
+        clock: Clock,
+        options: ReplayOptions,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        self._client = client
+        self._clock = clock
+        self._options = options
+        self._on_progress = on_progress
+        self.turns: list[TurnTimeline] = []
+        self.wall_s = 0.0
+
+    async def run(self, agents: Sequence[Agent], random: Random) -> NodeMeter:
+        """Replay all agents to their ends; what the nodes did meanwhile."""
+        self.meter = NodeMeter(await self._client.status())
+        self._progress = Progress(len(agents))
+        self._started_s = self._clock.now()
+        watcher = asyncio.create_task(self._watch())
+        try:
+            await asyncio.gather(
+                *(self._run_agent(agent, delay) for agent, delay in zip(agents, self._delays(agents, random), strict=True))
+            )
+        finally:
+            self.wall_s = self._clock.now() - self._started_s
+            watcher.cancel()
+            await asyncio.gather(watcher, return_exceptions=True)
+        await asyncio.sleep(2 * SAMPLE_INTERVAL_S)  # engines report a little late
+        await self._sample()
+        return self.meter
+
+    def _delays(self, agents: Sequence[Agent], random: Random) -> list[float]:
+        rate = self._options.arrival_rate
+        if rate is None:
+            return [0.0] * len(agents)
+        delays, now = [], 0.0
+        for _ in agents:
+            delays.append(now)
+            now -= math.log(1.0 - random.uniform(0.0, 1.0)) / rate
+        return delays
+
+    async def _run_agent(self, agent: Agent, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        while (spec := agent.next_turn()) is not None:
+            if self._options.gaps and spec.gap_s:
+                await asyncio.sleep(spec.gap_s)
+            output = await self._run_turn(agent, spec)
+            if output is None:
+                break
+            agent.completed(output)
+        self._progress.agents_done += 1
+
+    async def _run_turn(self, agent: Agent, spec: PromptSpec) -> list[int] | None:
+        """One turn's output; None if it failed."""
+        now = self._clock.now
+        recorder = TurnRecorder(TurnId(agent.trajectory.id, spec.turn), len(spec.tokens), spec.hit_tokens, now())
+        sampling = SamplingParams(max_tokens=spec.output_tokens, ignore_eos=True)
+        try:
+            async for event in self._client.generate(spec.tokens, sampling, timeout_s=self._options.turn_timeout_s):
+                if isinstance(event, TurnFinished):
+                    self.turns.append(recorder.finished(now(), event.cached_tokens, _stages(event)))
+                else:
+                    recorder.token(event.token, now())
+        except DualPathError as error:
+            self.turns.append(recorder.failed(now(), str(error)))
+            self._progress.turns_failed += 1
+            return None
+        self._progress.turns_done += 1
+        return recorder.tokens
+
+    async def _watch(self) -> None:
+        while True:
+            await self._sample()
+            await asyncio.sleep(SAMPLE_INTERVAL_S)
+
+    async def _sample(self) -> None:
+        try:
+            self.meter.update(await self._client.status())
+        except DualPathError:  # the scheduler is just restarting
+            return
+        self._progress.elapsed_s = self._clock.now() - self._started_s
+        self.meter.sample(self._progress.elapsed_s)
+        for node, samples in self.meter.samples.items():
+            if len(samples) > 1:
+                (t0, b0), (t1, b1) = samples[-2:]
+                self._progress.snic_bytes_per_s[node] = (b1 - b0) / max(t1 - t0, 1e-6)
+        if self._on_progress is not None:
+            self._on_progress(self._progress)
+
+
+def _stages(event: TurnFinished) -> StageDurations:
+    return StageDurations(event.scheduling_s, event.allocation_s, event.read_s, event.prefill_s)

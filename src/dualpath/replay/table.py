@@ -1,0 +1,121 @@
+"""The table that sets several systems' reports side by side, each beside its ratio to the first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rich.table import Table
+
+Entry = Mapping[str, Any]
+MARK = "*"
+
+
+class Row(NamedTuple):
+    """A line of the table: where the value is (None: there is none), and how it is written."""
+
+    label: str
+    value: Callable[[Entry], float | None]
+    text: Callable[[float], str]
+    compared: bool = True
+
+
+def _seconds(value: float) -> str:
+    return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def _percent(value: float) -> str:
+    return f"{value:.1%}"
+
+
+def _plain(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _fine(value: float) -> str:
+    return f"{value:.3g}" if value < 1 else f"{value:.2f}"
+
+
+def _mebibytes(value: float) -> str:
+    return f"{value / 2**20:,.1f} MiB"
+
+
+def _of(*path: str) -> Callable[[Entry], float | None]:
+    def value(entry: Entry) -> float | None:
+        found: Any = entry
+        for key in path:
+            found = found[key]
+        return None if found is None else float(found)
+
+    return value
+
+
+def _busiest_snic(entry: Entry) -> float | None:
+    return max(
+        (node["storage_utilization"] for node in entry["nodes"] if node["storage_utilization"] is not None), default=None
+    )
+
+
+def _read_bytes(entry: Entry) -> float:
+    return float(sum(node["storage_read_bytes"] for node in entry["nodes"]))
+
+
+ROWS = (
+    Row("JCT", _of("jct_s"), _seconds),
+    Row("agents/s", _of("agents_per_s"), _fine),
+    Row("output tokens/s", _of("output_throughput"), _fine),
+    Row("TTFT mean", _of("ttft_s", "mean"), _seconds),
+    Row("TTFT p99", _of("ttft_s", "p99"), _seconds),
+    Row("  scheduling", _of("ttft_breakdown_s", "scheduling"), _seconds),
+    Row("  allocation", _of("ttft_breakdown_s", "allocation"), _seconds),
+    Row("  read", _of("ttft_breakdown_s", "read"), _seconds),
+    Row("  prefill", _of("ttft_breakdown_s", "prefill"), _seconds),
+    Row("TTST mean", _of("ttst_s", "mean"), _seconds),
+    Row("TPOT mean", _of("tpot_s", "mean"), _seconds),
+    Row("hit rate", _of("hit_rate"), _percent, compared=False),
+    Row("theoretical hit rate", _of("theoretical_hit_rate"), _percent, compared=False),
+    Row("storage read", _read_bytes, _mebibytes),
+    Row("busiest SNIC", _busiest_snic, _percent, compared=False),
+    Row("SNIC max/mean", _of("storage_max_over_mean"), _fine, compared=False),
+    Row("attention max/mean", _of("attention_time_max_over_mean"), _fine, compared=False),
+    Row("turns completed", _of("completed"), _plain, compared=False),
+    Row("turns failed", _of("failed"), _plain, compared=False),
+    Row("identical turns", _of("identical_turns"), _plain, compared=False),
+)
+
+
+def render_table(report: Mapping[str, Any]) -> Table:
+    """All systems of a report, one a column, every further one followed by its ratio to the first.
+
+    Systems whose tokens mean nothing are marked.
+    """
+    systems: Sequence[Entry] = report["systems"]
+    table = Table(caption=_caption(systems))
+    table.add_column("")
+    for position, entry in enumerate(systems):
+        table.add_column(entry["system"] + ("" if entry["tokens_valid"] else MARK), justify="right", no_wrap=True)
+        if position:
+            table.add_column("vs first", justify="right", style="dim", no_wrap=True)
+    for row in ROWS:
+        table.add_row(row.label, *_cells(row, systems))
+    return table
+
+
+def _caption(systems: Sequence[Entry]) -> str | None:
+    if all(entry["tokens_valid"] for entry in systems):
+        return None
+    return f"{MARK} moves no KV bytes; its tokens mean nothing"
+
+
+def _cells(row: Row, systems: Sequence[Entry]) -> list[str]:
+    values = [row.value(entry) for entry in systems]
+    cells: list[str] = []
+    for position, value in enumerate(values):
+        cells.append("–" if value is None else row.text(value))
+        if position:
+            cells.append(_ratio(value, values[0]) if row.compared else "")
+    return cells
+
+
+def _ratio(value: float | None, first: float | None) -> str:
+    return "" if value is None or not first else f"{value / first:.2f}×"

@@ -1,0 +1,143 @@
+"""Which decode engine gets the next request: first a group, then an engine within it (paper section 6)."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import insort
+from collections.abc import Collection, Iterable
+from operator import attrgetter
+from typing import Generic, Protocol, TypeVar
+
+from dualpath.scheduling.ledger import GroupState, RequestState
+
+_requests = attrgetter("requests")
+
+BALANCE = 1.05
+"""How far above the group's mean an engine's tokens may go before others are preferred."""
+
+
+class WaitingRequest(Protocol):
+    """A request in a group's private queue; ``demand_blocks`` is what it reserves on a decode engine."""
+
+    prompt_tokens: int
+    demand_blocks: int
+
+
+class DecodeCandidate(Protocol):
+    """A decode engine in phase 2.
+
+    ``requests`` is ``n_e``, ``tokens`` is ``tok_e``, ``free_blocks`` counts above the watermark, ``allowance`` is the most
+    requests it may hold at once (unlimited but for one that has just come back).
+    """
+
+    requests: int
+    tokens: int
+    free_blocks: int
+    allowance: int
+
+
+DecodeEngine = TypeVar("DecodeEngine", bound=DecodeCandidate)
+
+
+class LeastLoaded:
+    """Phase 1: the group with the smallest load, kept in a heap so that no choice looks at all groups.
+
+    Entries are never updated in place: a group whose load has changed gets a new one before the next choice, and
+    entries whose load is no longer the group's are dropped when they come up, or all at once when they are many.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[int, GroupState] = {}
+        self._heap: list[tuple[int, int]] = []
+        self._changed: set[int] = set()
+
+    def add(self, group: GroupState) -> None:
+        """Let a group take part. Idempotent."""
+        self._groups[group.order] = group
+        self._changed.add(group.order)
+
+    def remove(self, group: GroupState) -> None:
+        del self._groups[group.order]
+
+    def changed(self, group: GroupState) -> None:
+        """To be called after every change of a group's load that is not an ``assign``."""
+        self._changed.add(group.order)
+
+    def assign(self, request: RequestState) -> GroupState | None:
+        """Put the request into the private queue of the group with the smallest load among those that take it.
+
+        The group that joined first wins a tie; None if no group takes the request.
+        """
+        if self._changed:
+            self._push_changed()
+        heap, passed_over = self._heap, []
+        chosen: GroupState | None = None
+        while heap and chosen is None:
+            load, order = heap[0]
+            group = self._groups.get(order)
+            if group is None or group.load_tokens != load:
+                heapq.heappop(heap)
+            elif group.takes(request):
+                group.enqueue(request)
+                heapq.heapreplace(heap, (group.load_tokens, order))
+                chosen = group
+            else:
+                passed_over.append(heapq.heappop(heap))
+        for entry in set(passed_over):
+            heapq.heappush(heap, entry)
+        return chosen
+
+    def _push_changed(self) -> None:
+        if len(self._heap) + len(self._changed) > 8 * len(self._groups) + 64:
+            self._heap = [(group.load_tokens, order) for order, group in self._groups.items()]
+            heapq.heapify(self._heap)
+        else:
+            for order in self._changed:
+                if order in self._groups:
+                    heapq.heappush(self._heap, (self._groups[order].load_tokens, order))
+        self._changed.clear()
+
+
+def balance_limit(waiting: Iterable[WaitingRequest], engines: Collection[DecodeCandidate]) -> float:
+    """Phase 2's ``H``: tokens an engine should not pass, from what the group holds and could hold now.
+
+    ``1.05 · (Σ_{r∈S} tokens(r) + Σ_e tok_e) / |G|``, where ``S`` are the requests from the head of the queue that fit
+    the sum of free blocks (fragmentation ignored).
+    """
+    free = sum(engine.free_blocks for engine in engines if engine.free_blocks > 0)
+    tokens = sum(engine.tokens for engine in engines)
+    for request in waiting:
+        free -= request.demand_blocks
+        if free < 0:
+            break
+        tokens += request.prompt_tokens
+    return BALANCE * tokens / len(engines)
+
+
+class DecodeChoice(Generic[DecodeEngine]):
+    """Phase 2 over the engines of one group, for one fetch, which are kept in order of their requests."""
+
+    def __init__(self, engines: Iterable[DecodeEngine], limit_tokens: float) -> None:
+        self._limit_tokens = limit_tokens
+        self._engines = sorted((engine for engine in engines if engine.requests < engine.allowance), key=_requests)
+
+    def engine(self, prompt_tokens: int, demand_blocks: int) -> DecodeEngine | None:
+        """Among the engines with room, the fewest requests within ``H``, else the fewest tokens.
+
+        None if no engine has the blocks. Of equal engines the earlier one.
+        """
+        most_tokens = self._limit_tokens - prompt_tokens
+        fallback: DecodeEngine | None = None
+        for engine in self._engines:
+            if engine.free_blocks >= demand_blocks:
+                if engine.tokens <= most_tokens:
+                    return engine
+                if fallback is None or engine.tokens < fallback.tokens:
+                    fallback = engine
+        return fallback
+
+    def assigned(self, engine: DecodeEngine) -> None:
+        """``engine`` has got a request; one that is at its allowance leaves."""
+        self._engines.remove(engine)
+        if engine.requests < engine.allowance:
+            insort(self._engines, engine, key=_requests)

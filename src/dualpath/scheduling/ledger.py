@@ -1,0 +1,239 @@
+"""The scheduler's own books: who waits where, and what each engine and node has been given (paper section 6)."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from dualpath.scheduling.decisions import EngineDescription, EngineLoad
+from dualpath.scheduling.readside import ReadQueue
+from dualpath.types import EngineName, GroupName, ReadShare, RequestId
+
+UNLIMITED = sys.maxsize
+
+
+class Capacity(NamedTuple):
+    """The largest request that an engine could hold with nothing else on it, in blocks."""
+
+    prompt_blocks: int
+    context_blocks: int
+    hit_blocks: int
+
+    def holds(self, request: RequestState) -> bool:
+        """Whether prompt, prompt with output, and the hit all fit."""
+        return (
+            request.prompt_blocks <= self.prompt_blocks
+            and request.context_blocks <= self.context_blocks
+            and request.hit_blocks <= self.hit_blocks
+        )
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """A request from submit to its end.
+
+    It waits in a queue for each side until that side's engine is known (half placed: only one is), is placed when both
+    are (``sequence`` > 0), read when nothing is unread, prefilled when ``prefill`` is None again. ``decode_group`` is
+    the group whose private queue or engine has it, ``left`` whether it has ended.
+    """
+
+    request_id: RequestId
+    prompt_tokens: int
+    hit_tokens: int
+    prompt_blocks: int
+    context_blocks: int
+    hit_blocks: int
+    demand_blocks: int
+    submitted_s: float
+    left: bool = False
+    decode_group: GroupState | None = None
+    prefill: EngineState | None = None
+    decode: EngineState | None = None
+    sequence: int = 0
+    share: ReadShare = ReadShare()  # noqa: RUF009 - immutable
+    unread_prefill: int = 0
+    unread_decode: int = 0
+
+
+class WaitingQueue:
+    """First in, first out. Requests that have left stay as ghosts that nobody sees, until they are many."""
+
+    def __init__(self) -> None:
+        self._requests: deque[RequestState] = deque()
+        self._ghosts = 0
+
+    def __len__(self) -> int:
+        return len(self._requests) - self._ghosts
+
+    def __iter__(self) -> Iterator[RequestState]:
+        return (request for request in self._requests if not request.left)
+
+    def head(self) -> RequestState | None:
+        """The first request, or None."""
+        requests = self._requests
+        while requests:
+            if not requests[0].left:
+                return requests[0]
+            requests.popleft()
+            self._ghosts -= 1
+        return None
+
+    def pop_head(self) -> None:
+        """Remove what ``head`` returned."""
+        self._requests.popleft()
+
+    def append(self, request: RequestState) -> None:
+        self._requests.append(request)
+
+    def push_front(self, request: RequestState) -> None:
+        self._requests.appendleft(request)
+
+    def has_left(self) -> None:
+        """A request of this queue has just been marked as left."""
+        self._ghosts += 1
+        if self._ghosts > 64 + len(self):
+            self.replace(list(self))
+
+    def replace(self, requests: list[RequestState]) -> None:
+        """Hold these requests, in this order, instead."""
+        self._requests = deque(requests)
+        self._ghosts = 0
+
+
+@dataclass(slots=True, eq=False)
+class GroupState:
+    """Engines that fetch together; ``order`` counts groups as they joined.
+
+    ``load_tokens`` are the prompt tokens in the private queue and on the engines; ``capacity`` is the smallest
+    engine's; ``ramping`` counts the engines with an allowance.
+    """
+
+    name: GroupName
+    order: int
+    capacity: Capacity = Capacity(0, 0, 0)  # noqa: RUF009 - immutable
+    engines: dict[EngineName, EngineState] = field(default_factory=dict)
+    queue: WaitingQueue = field(default_factory=WaitingQueue)
+    load_tokens: int = 0
+    ramping: int = 0
+
+    def takes(self, request: RequestState) -> bool:
+        """Whether the private queue may get the request: an engine could hold it, and not all are just coming back."""
+        if self.ramping == len(self.engines):
+            open_places = sum(max(0, engine.allowance - engine.requests) for engine in self.engines.values())
+            return len(self.queue) < open_places and self.capacity.holds(request)
+        return self.capacity.holds(request)
+
+    def enqueue(self, request: RequestState) -> None:
+        """Put a request into the private queue."""
+        self.queue.append(request)
+        self.load_tokens += request.prompt_tokens
+        request.decode_group = self
+
+
+@dataclass(slots=True, eq=False)
+class EngineState:
+    """One engine's ledger.
+
+    Attributes:
+        decodes: whether it is a decode engine.
+        requests: unfinished requests given to it (``n_e``).
+        tokens: their prompt tokens, hits included (``tok_e``).
+        unread_tokens: its part of the node's read queue.
+        free_blocks: KV blocks above the watermark that are neither reserved nor reported as grown (decode only).
+        reserved_blocks: blocks reserved by its requests; ``placed_blocks`` those of fully placed ones.
+        grown_blocks: blocks that it reported in use beyond what the requests it knew have reserved.
+        allowance: the most requests it may hold at once.
+        last_sequence: its latest placement.
+        half: requests whose other side is not known yet, in order of assignment.
+        placed: requests that it works on, in order of placement.
+    """
+
+    description: EngineDescription
+    name: EngineName
+    decodes: bool
+    group: GroupState
+    read_queue: ReadQueue
+    capacity: Capacity
+    free_blocks: int
+    buffer_tokens: int
+    allowance: int
+    requests: int = 0
+    tokens: int = 0
+    unread_tokens: int = 0
+    reserved_blocks: int = 0
+    placed_blocks: int = 0
+    grown_blocks: int = 0
+    last_sequence: int = 0
+    half: dict[RequestId, RequestState] = field(default_factory=dict)
+    placed: dict[RequestId, RequestState] = field(default_factory=dict)
+
+    def read(self, tokens: int) -> None:
+        """Take tokens off the node's read queue."""
+        self.unread_tokens -= tokens
+        self.read_queue.unread_tokens -= tokens
+
+    def place(self, request: RequestState, unread_tokens: int) -> None:
+        """Both sides are known, and this engine reads ``unread_tokens`` of the hit."""
+        self.placed[request.request_id] = request
+        self.last_sequence = request.sequence
+        if unread_tokens:
+            self.unread_tokens += unread_tokens
+            self.read_queue.unread_tokens += unread_tokens
+
+    def drop(self, request: RequestState, unread_tokens: int) -> None:
+        """The request is no longer this engine's."""
+        del (self.placed if request.sequence else self.half)[request.request_id]
+        self.requests -= 1
+        self.tokens -= request.prompt_tokens
+        if unread_tokens:
+            self.read(unread_tokens)
+
+    def succeeded(self) -> None:
+        """A request ended well here: an engine that has come back may hold one more."""
+        if self.allowance < UNLIMITED:
+            self.allowance += 1
+
+    def correct(self, load: EngineLoad) -> None:
+        """Take over a report, later placements on top.
+
+        It can only add to what the ledger has in use, and only take off what the ledger has unread: the end of a
+        request and its read progress come as events, and those are never older than a report.
+        """
+        later_unread = later_blocks = 0
+        if self.last_sequence > load.seen:
+            later_unread, later_blocks = self._placed_after(load.seen)
+        read = self.unread_tokens - later_unread - load.unread_tokens
+        if read > 0:
+            self._advance_reads(read)
+        if load.free_kv_blocks is not None:
+            used = self.description.kv_blocks - load.free_kv_blocks
+            self.set_grown(max(0, used - (self.placed_blocks - later_blocks)))
+
+    def set_grown(self, blocks: int) -> None:
+        """Blocks in use beyond the reservations."""
+        self.free_blocks -= blocks - self.grown_blocks
+        self.grown_blocks = blocks
+
+    def _placed_after(self, sequence: int) -> tuple[int, int]:
+        """Unread tokens and reserved blocks of the placements after ``sequence``."""
+        unread = blocks = 0
+        for request in reversed(self.placed.values()):
+            if request.sequence <= sequence:
+                break
+            unread += request.unread_decode if self.decodes else request.unread_prefill
+            blocks += request.demand_blocks
+        return unread, blocks
+
+    def _advance_reads(self, read: int) -> None:
+        """Take ``read`` tokens off the oldest reads: a node reads first in, first out."""
+        self.read(read)
+        side = "unread_decode" if self.decodes else "unread_prefill"
+        for request in self.placed.values():
+            step = min(read, getattr(request, side))
+            setattr(request, side, getattr(request, side) - step)
+            read -= step
+            if not read:
+                break
