@@ -92,25 +92,25 @@ def check(response: httpx.Response) -> None:
 
 
 @given(CHATS)
-@settings(deadline=None, max_examples=250)
+@settings(deadline=None, max_examples=100)
 def test_chats(body: dict[str, Any]) -> None:
     check(post("/v1/chat/completions", json.dumps(body).encode()))
 
 
 @given(COMPLETIONS)
-@settings(deadline=None, max_examples=250)
+@settings(deadline=None, max_examples=100)
 def test_completions(body: dict[str, Any]) -> None:
     check(post("/v1/completions", json.dumps(body).encode()))
 
 
 @given(st.binary(max_size=40) | JSON.map(lambda value: json.dumps(value).encode()))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 def test_bodies(body: bytes) -> None:
     assert post("/v1/chat/completions", body).status_code == 400
 
 
 @given(st.text(min_size=1, max_size=60), st.integers(1, 70))
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=50)
 def test_streamed_and_whole_text_agree(prompt: str, max_tokens: int) -> None:
     body = {"prompt": prompt, "max_tokens": max_tokens}
     whole = post("/v1/completions", json.dumps(body).encode())

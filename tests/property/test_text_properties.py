@@ -35,7 +35,7 @@ def streamed(ids: list[int]) -> str:
 
 
 @given(TEXTS)
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=120)
 def test_streamed_text_is_the_text(text: str) -> None:
     ids = TOKENIZER.encode(text)
     assert streamed(ids) == text
@@ -71,7 +71,7 @@ SMALL = st.text(alphabet="abc", max_size=25)
 
 
 @given(st.lists(SMALL, max_size=8), st.lists(st.text(alphabet="abc", min_size=1, max_size=4), max_size=4))
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=200)
 def test_stop_strings_by_definition(texts: list[str], stops: list[str]) -> None:
     matcher = StopStrings(stops)
     given_out = "".join(map(matcher.push, texts)) + matcher.finish()
@@ -80,7 +80,7 @@ def test_stop_strings_by_definition(texts: list[str], stops: list[str]) -> None:
 
 
 @given(SMALL, st.lists(st.text(alphabet="abc", min_size=1, max_size=4), min_size=1, max_size=4))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=120)
 def test_text_is_held_back_no_longer_than_needed(text: str, stops: list[str]) -> None:
     matcher = StopStrings(stops)
     given_out = matcher.push(text)

@@ -52,11 +52,7 @@ class IndexModel(RuleBasedStateMachine):
         return hit, sum(prefix in self.blocks for prefix in prefixes(path)) - hit
 
     def evictable(self) -> list[Path]:
-        return [
-            path
-            for path in self.blocks
-            if self.published(path) and len(self.subtree(path)) == 1 and path not in self.pins
-        ]
+        return [path for path in self.blocks if self.published(path) and len(self.subtree(path)) == 1 and path not in self.pins]
 
     def remove(self, paths: set[Path]) -> None:
         for path in paths:
@@ -124,7 +120,7 @@ class IndexModel(RuleBasedStateMachine):
 
     @rule(count=st.integers(0, 6))
     def evict(self, count: int) -> None:
-        expected = []
+        expected: list[BlockKey] = []
         while len(expected) < count and (candidates := self.evictable()):
             victim = min(candidates, key=lambda path: self.blocks[path].use)
             use = self.blocks.pop(victim).use

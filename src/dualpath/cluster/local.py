@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import tempfile
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -163,6 +163,10 @@ class LocalCluster:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the cluster's loop and wait for it."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """Call a function on the cluster's loop, from any thread or signal handler."""
+        self._loop.call_soon_threadsafe(function)
 
     # --- turns --------------------------------------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ class CacheNamespace:
 def block_keys(namespace_digest: bytes, tokens: Sequence[int] | bytes, block_tokens: int) -> list[BlockKey]:
     """Keys of the whole blocks of a sequence; a partial last block has none.
 
-    ``tokens`` are integers, or their packed form: bytes of little-endian uint32.
+    ``tokens`` are integers, or their packed form: a bytes-like of little-endian uint32.
 
     Raises:
         ValueError: a token is no uint32, or packed tokens are no multiple of 4 bytes.
@@ -64,7 +64,7 @@ def extend_keys(
     Raises:
         ValueError: as ``block_keys``.
     """
-    packed = tokens if isinstance(tokens, bytes) else pack_tokens(tokens)
+    packed = tokens if isinstance(tokens, bytes | bytearray | memoryview) else pack_tokens(tokens)
     block_bytes = block_tokens * TOKEN_BYTES
     if len(packed) % TOKEN_BYTES:
         raise ValueError(f"{len(packed)} bytes are no whole number of uint32 tokens")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from enum import IntEnum
+from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Protocol
 
+from dualpath.kvcache.node import Node, State
 from dualpath.types import BlockKey
 
 
@@ -30,49 +30,6 @@ class StoredBlockLike(Protocol):
     def written_s(self) -> float: ...
 
 
-class _State(IntEnum):
-    PENDING = 0
-    """Being written."""
-    WRITTEN = 1
-    """Complete, but below a pending block."""
-    PUBLISHED = 2
-    REMOVED = 3
-    """No longer in the index."""
-
-
-class _Node:
-    """One block; children are a doubly linked list, so that a million nodes need no containers of their own."""
-
-    __slots__ = (
-        "depth",
-        "first_child",
-        "key",
-        "last_use",
-        "next_sibling",
-        "parent",
-        "previous_sibling",
-        "queued",
-        "state",
-    )
-
-    def __init__(self, key: BlockKey, parent: _Node | None, depth: int, last_use: int, state: _State) -> None:
-        self.key = key
-        self.parent = parent
-        self.depth = depth
-        self.last_use = last_use
-        self.state = state
-        self.queued = False
-        self.first_child: _Node | None = None
-        self.next_sibling: _Node | None = None
-        self.previous_sibling: _Node | None = None
-
-    def children(self) -> Iterator[_Node]:
-        child = self.first_child
-        while child is not None:
-            yield child
-            child = child.next_sibling
-
-
 class PrefixIndex:
     """Chains of blocks as a trie whose nodes are found by key.
 
@@ -82,13 +39,13 @@ class PrefixIndex:
     """
 
     def __init__(self) -> None:
-        self._nodes: dict[BlockKey, _Node] = {}
+        self._nodes: dict[BlockKey, Node] = {}
         self._pins: dict[BlockKey, int] = {}
         self._uses = 0
         self._pending = 0
         self._evictions = 0
         # Entries (last use when queued, unique number, node): lazily corrected when they surface.
-        self._queue: list[tuple[int, int, _Node]] = []
+        self._queue: list[tuple[int, int, Node]] = []
         self._queue_number = 0
         self._leaves = 0
 
@@ -130,13 +87,13 @@ class PrefixIndex:
                 low = middle + 1
             else:
                 high = middle
-        if low == 0 or nodes[keys[low - 1]].state is _State.PUBLISHED:
+        if low == 0 or nodes[keys[low - 1]].state is State.PUBLISHED:
             return Match(low, 0)
         present = low
         low, high = 0, present - 1
         while low < high:
             middle = (low + high) // 2
-            if nodes[keys[middle]].state is _State.PUBLISHED:
+            if nodes[keys[middle]].state is State.PUBLISHED:
                 low = middle + 1
             else:
                 high = middle
@@ -185,7 +142,7 @@ class PrefixIndex:
             return False
         if depth != (0 if parent_node is None else parent_node.depth + 1):
             raise ValueError(f"block {key.hex()} cannot have depth {depth}")
-        self._attach(_Node(key, parent_node, depth, self._next_use(), _State.PENDING))
+        self._attach(Node(key, parent_node, depth, self._next_use(), State.PENDING))
         self._pending += 1
         return True
 
@@ -199,8 +156,8 @@ class PrefixIndex:
             node = self._nodes.get(key)
             if node is None:
                 strays.append(key)
-            elif node.state is _State.PENDING:
-                node.state = _State.WRITTEN
+            elif node.state is State.PENDING:
+                node.state = State.WRITTEN
                 self._publish_written(node)
         return strays
 
@@ -210,7 +167,7 @@ class PrefixIndex:
         A block that was published by another writer meanwhile stays.
         """
         node = self._nodes.get(key)
-        return [] if node is None or node.state is _State.PUBLISHED else self._drop_subtree(node)
+        return [] if node is None or node.state is State.PUBLISHED else self._drop_subtree(node)
 
     def remove_lost(self, key: BlockKey) -> list[BlockKey]:
         """Drop a block that turned out unreadable, and everything below it; returns the keys dropped, children first."""
@@ -267,24 +224,24 @@ class PrefixIndex:
         self._uses += 1
         return self._uses
 
-    def _publish_written(self, node: _Node) -> None:
+    def _publish_written(self, node: Node) -> None:
         """Publish ``node`` and what waits below it, if its own parent is published."""
-        if node.parent is not None and node.parent.state is not _State.PUBLISHED:
+        if node.parent is not None and node.parent.state is not State.PUBLISHED:
             return
         ready = [node]
         while ready:
             node = ready.pop()
-            node.state = _State.PUBLISHED
+            node.state = State.PUBLISHED
             self._pending -= 1
             self._enqueue(node)
-            ready.extend(child for child in node.children() if child.state is _State.WRITTEN)
+            ready.extend(child for child in node.children() if child.state is State.WRITTEN)
 
-    def _drop_subtree(self, root: _Node) -> list[BlockKey]:
+    def _drop_subtree(self, root: Node) -> list[BlockKey]:
         order = [root]
         for node in order:
             order.extend(node.children())
         for node in reversed(order):
-            self._pending -= node.state is not _State.PUBLISHED
+            self._pending -= node.state is not State.PUBLISHED
             self._detach(node)
         if root.parent is not None:
             self._enqueue(root.parent)
@@ -294,10 +251,10 @@ class PrefixIndex:
         parent = None if block.parent is None else self._nodes.get(block.parent)
         if (parent is None) != (block.parent is None) or block.depth != (0 if parent is None else parent.depth + 1):
             return False
-        self._attach(_Node(block.key, parent, block.depth, use, _State.PUBLISHED))
+        self._attach(Node(block.key, parent, block.depth, use, State.PUBLISHED))
         return True
 
-    def _attach(self, node: _Node) -> None:
+    def _attach(self, node: Node) -> None:
         self._nodes[node.key] = node
         parent = node.parent
         if parent is None or parent.first_child is not None:
@@ -309,10 +266,10 @@ class PrefixIndex:
             parent.first_child.previous_sibling = node
         parent.first_child = node
 
-    def _detach(self, node: _Node) -> None:
+    def _detach(self, node: Node) -> None:
         """Take a leaf out of the index."""
         del self._nodes[node.key]
-        node.state = _State.REMOVED
+        node.state = State.REMOVED
         if node.next_sibling is not None:
             node.next_sibling.previous_sibling = node.previous_sibling
         if node.previous_sibling is not None:
@@ -322,10 +279,10 @@ class PrefixIndex:
         if node.parent is None or node.parent.first_child is not None:
             self._leaves -= 1
 
-    def _is_evictable(self, node: _Node) -> bool:
-        return node.state is _State.PUBLISHED and node.first_child is None and node.key not in self._pins
+    def _is_evictable(self, node: Node) -> bool:
+        return node.state is State.PUBLISHED and node.first_child is None and node.key not in self._pins
 
-    def _enqueue(self, node: _Node) -> None:
+    def _enqueue(self, node: Node) -> None:
         """Queue ``node`` for eviction if it may be evicted and is not queued yet."""
         if node.queued or not self._is_evictable(node):
             return

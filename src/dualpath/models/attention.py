@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -56,13 +57,12 @@ class CausalMask:
 
 @dataclass(frozen=True, slots=True)
 class QueryChunk:
-    """Queries ``[first, last)`` of the batch attend to the KV rows ``[kv_start, kv_end)``."""
+    """The batch's ``queries`` attend to the KV ``rows``: all of them, under ``mask``, or, if ``causal``, as a square."""
 
-    first: int
-    last: int
-    kv_start: int
-    kv_end: int
+    queries: slice
+    rows: slice
     mask: torch.Tensor | None
+    causal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +83,11 @@ class PrefillPlan:
 
 
 def plan_prefill(segments: Sequence[PrefillSegment], dtype: torch.dtype, device: torch.device) -> PrefillPlan:
-    """Positions, writes and masked chunks of a batch of segments."""
-    spans = [(segment, first) for segment, first in zip(segments, _starts(segments), strict=True) if segment.new]
-    longest = max((segment.cached + segment.new for segment, _ in spans), default=1)
-    chunk_queries = max(1, min(QUERY_CHUNK, MASK_ELEMENTS // longest, max((segment.new for segment, _ in spans), default=1)))
-    mask = CausalMask(chunk_queries, longest, dtype, device)
-    positions = [torch.arange(segment.cached, segment.cached + segment.new, device=device) for segment, _ in spans]
+    """Positions, writes and chunks of a batch of segments."""
+    ends = list(accumulate(segment.new for segment in segments))
+    spans = [(segment, end - segment.new) for segment, end in zip(segments, ends, strict=True) if segment.new]
+    mask = _shared_mask(segments, dtype, device)
+    positions = [torch.arange(segment.cached, segment.cached + segment.new, device=device) for segment in segments]
     return PrefillPlan(
         positions=torch.cat(positions) if positions else torch.zeros(0, dtype=torch.int64, device=device),
         writes=tuple(_write(segment, first) for segment, first in spans),
@@ -96,11 +95,12 @@ def plan_prefill(segments: Sequence[PrefillSegment], dtype: torch.dtype, device:
     )
 
 
-def _starts(segments: Sequence[PrefillSegment]) -> list[int]:
-    starts = [0]
-    for segment in segments:
-        starts.append(starts[-1] + segment.new)
-    return starts[:-1]
+def _shared_mask(segments: Sequence[PrefillSegment], dtype: torch.dtype, device: torch.device) -> CausalMask:
+    """Large enough for every segment with a cached part, within the bound."""
+    continued = [segment for segment in segments if segment.cached]
+    columns = max((segment.cached + segment.new for segment in continued), default=1)
+    queries = max((segment.new for segment in continued), default=1)
+    return CausalMask(max(1, min(queries, QUERY_CHUNK, MASK_ELEMENTS // columns)), columns, dtype, device)
 
 
 def _write(segment: PrefillSegment, first: int) -> RowWrite:
@@ -109,12 +109,16 @@ def _write(segment: PrefillSegment, first: int) -> RowWrite:
 
 
 def _chunks(segment: PrefillSegment, first: int, mask: CausalMask) -> list[QueryChunk]:
+    if not segment.cached:
+        # The operator's own causal path needs no mask and skips the empty triangle in finer steps than chunks would.
+        queries, rows = slice(first, first + segment.new), slice(segment.kv_start, segment.kv_start + segment.new)
+        return [QueryChunk(queries, rows, None, causal=True)]
     chunks = []
     for begin in range(0, segment.new, mask.queries):
         end = min(begin + mask.queries, segment.new)
         columns = segment.cached + end
-        view = mask.view(end - begin, columns)
-        chunks.append(QueryChunk(first + begin, first + end, segment.kv_start, segment.kv_start + columns, view))
+        rows = slice(segment.kv_start, segment.kv_start + columns)
+        chunks.append(QueryChunk(slice(first + begin, first + end), rows, mask.view(end - begin, columns)))
     return chunks
 
 
@@ -128,17 +132,20 @@ def prefill_attention(queries: torch.Tensor, rows: torch.Tensor, plan: PrefillPl
     grouped = queries.view(count, heads.kv_heads, heads.group, heads.head_dim).permute(1, 2, 0, 3)
     keys, values = rows.permute(1, 2, 0, 3).unsqueeze(2).expand(-1, -1, heads.group, -1, -1)
     for chunk in plan.chunks:
-        span = slice(chunk.kv_start, chunk.kv_end)
         attended = scaled_dot_product_attention(
-            grouped[:, :, chunk.first : chunk.last], keys[:, :, span], values[:, :, span], attn_mask=chunk.mask
+            grouped[:, :, chunk.queries],
+            keys[:, :, chunk.rows],
+            values[:, :, chunk.rows],
+            attn_mask=chunk.mask,
+            is_causal=chunk.causal,
         )
-        output[chunk.first : chunk.last] = attended.permute(2, 0, 1, 3)
+        output[chunk.queries] = attended.permute(2, 0, 1, 3)
     return output.view(count, -1)
 
 
 @dataclass(frozen=True, slots=True)
 class SequencePages:
-    """Where one sequence's KV rows are: contiguous from ``first_row``, or in the ``pages`` to gather."""
+    """Where one sequence's KV rows are: in the ``pages`` to gather, or (None) in place, contiguous from ``first_row``."""
 
     tokens: int
     first_row: int
@@ -149,7 +156,7 @@ class SequencePages:
 class DecodePlan:
     """What is the same for all layers of one decode step.
 
-    ``slots`` are the rows that the new tokens fill; ``scratch`` holds one scattered sequence's pages at a time.
+    ``slots`` are the rows that the new tokens fill; ``scratch`` holds one sequence's gathered pages at a time.
     """
 
     slots: torch.Tensor
@@ -160,10 +167,15 @@ class DecodePlan:
 def plan_decode(
     batch: DecodeBatch, page_tokens: int, heads: HeadLayout, dtype: torch.dtype, device: torch.device
 ) -> DecodePlan:
-    """Slots and row runs of one step's batch in a pool whose pages hold ``page_tokens`` tokens."""
+    """Slots and pages of one step's batch in a pool whose pages hold ``page_tokens`` tokens.
+
+    A processor reads a row's heads far apart; gathering a sequence into the scratch first, in order, leaves it in the
+    cache and is 1.1 to 1.7 times as fast as attention in place. Other devices read contiguous pages in place.
+    """
     pairs = list(zip(batch.tables, batch.lengths, strict=True))
     slots = [table[length // page_tokens] * page_tokens + length % page_tokens for table, length in pairs]
-    sequences = tuple(_sequence(table, length + 1, page_tokens, device) for table, length in pairs)
+    in_place = device.type != "cpu"
+    sequences = tuple(_sequence(table, length + 1, page_tokens, device, in_place) for table, length in pairs)
     gathered = max((len(sequence.pages) for sequence in sequences if sequence.pages is not None), default=0)
     return DecodePlan(
         slots=torch.tensor(slots, dtype=torch.int64, device=device),
@@ -172,13 +184,11 @@ def plan_decode(
     )
 
 
-def _sequence(table: Sequence[int], tokens: int, page_tokens: int, device: torch.device) -> SequencePages:
-    used = -(-tokens // page_tokens)
-    first = table[0]
-    # The cheap look at both ends rules out most scattered tables before any list is built.
-    if table[used - 1] - first == used - 1 and list(table[:used]) == list(range(first, first + used)):
-        return SequencePages(tokens, first * page_tokens, None)
-    return SequencePages(tokens, 0, torch.tensor(table[:used], dtype=torch.int64, device=device))
+def _sequence(table: Sequence[int], tokens: int, page_tokens: int, device: torch.device, in_place: bool) -> SequencePages:
+    used = table[: -(-tokens // page_tokens)]
+    if in_place and list(used) == list(range(used[0], used[0] + len(used))):
+        return SequencePages(tokens, used[0] * page_tokens, None)
+    return SequencePages(tokens, 0, torch.tensor(used, dtype=torch.int64, device=device))
 
 
 def decode_attention(queries: torch.Tensor, rows: torch.Tensor, plan: DecodePlan, heads: HeadLayout) -> torch.Tensor:

@@ -21,7 +21,7 @@ from dualpath.models.attention import (
 from dualpath.models.base import DecodeBatch, ModelShape, PrefillSegment
 from dualpath.models.config import ModelConfig
 from dualpath.models.layers import LayerWeights, add_attention_output, add_mlp, load_layer, rms_norm
-from dualpath.models.rotary import RotaryTable, rotate
+from dualpath.models.rotary import RotaryTable, rotate_
 from dualpath.models.weights import Weights
 
 _Begun = TypeVar("_Begun")
@@ -99,11 +99,11 @@ class DenseModel:
         normed = rms_norm(hidden, weights.input_norm, self._epsilon)
         kv_heads, head_dim = self._heads.kv_heads, self._heads.head_dim
         projected = functional.linear(normed, weights.qkv, weights.qkv_bias).view(len(hidden), -1, head_dim)
+        # Turned in place, so that keys and values stay neighbours and are written as whole KV rows.
         turning = projected[:, :-kv_heads]
         if weights.qk_norm is not None:
-            turning = rms_norm(turning, None, self._epsilon) * weights.qk_norm
-        # Turned in place, so that keys and values stay neighbours and are written as whole KV rows.
-        projected[:, :-kv_heads] = rotate(turning, *self._angles)
+            turning.copy_(rms_norm(turning, None, self._epsilon) * weights.qk_norm)
+        rotate_(turning, *self._angles)
         return projected[:, : -2 * kv_heads], projected[:, -2 * kv_heads :].view(-1, 2, kv_heads, head_dim)
 
     def _plan_decode(self, page_tokens: int) -> DecodePlan:

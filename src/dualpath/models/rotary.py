@@ -116,11 +116,11 @@ class RotaryTable:
         return torch.cat((cosine, cosine), dim=-1)[:, None], torch.cat((-sine, sine), dim=-1)[:, None]
 
 
-def rotate(heads: torch.Tensor, cosine: torch.Tensor, signed_sine: torch.Tensor) -> torch.Tensor:
-    """Heads ``[n, heads, head_dim]`` turned by their positions' angles."""
+def rotate_(heads: torch.Tensor, cosine: torch.Tensor, signed_sine: torch.Tensor) -> None:
+    """Turn heads ``[n, heads, head_dim]`` by their positions' angles, in place."""
     half = heads.shape[-1] // 2
     swapped = torch.cat((heads[..., half:], heads[..., :half]), dim=-1)
-    return torch.addcmul(heads * cosine, swapped, signed_sine)
+    heads.mul_(cosine).addcmul_(swapped, signed_sine)
 
 
 def _powers(config: RotaryConfig, head_dim: int) -> torch.Tensor:

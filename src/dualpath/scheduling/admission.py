@@ -17,19 +17,13 @@ def request_state(description: RequestDescription, limits: SchedulerLimits, now_
     Raises:
         ValueError: the hit is no whole blocks, or leaves no token to compute.
     """
-    prompt, hit = description.prompt_tokens, description.hit_tokens
-    if not 0 <= hit < prompt or hit % limits.block_tokens:
+    prompt, hit, block = description.prompt_tokens, description.hit_tokens, limits.block_tokens
+    if not 0 <= hit < prompt or hit % block:
         raise ValueError(f"a hit of {hit} of {prompt} tokens is not whole blocks that leave a token to compute")
-    prompt_blocks = limits.blocks(prompt)
+    prompt_blocks = -(-prompt // block)
+    context_blocks = -(-(prompt + description.max_output_tokens - 1) // block)
     return RequestState(
-        request_id=description.request_id,
-        prompt_tokens=prompt,
-        hit_tokens=hit,
-        prompt_blocks=prompt_blocks,
-        context_blocks=limits.blocks(prompt + description.max_output_tokens - 1),
-        hit_blocks=hit // limits.block_tokens,
-        demand_blocks=prompt_blocks + 1,
-        submitted_s=now_s,
+        description.request_id, prompt, hit, prompt_blocks, context_blocks, hit // block, prompt_blocks + 1, now_s
     )
 
 

@@ -16,19 +16,16 @@ from dualpath.scheduling.decisions import (
     EngineLoad,
     LossReason,
     Lost,
-    Placed,
     Refused,
     RequestDescription,
 )
-from dualpath.scheduling.decode import DecodeChoice, LeastLoaded, balance_limit
-from dualpath.scheduling.ledger import UNLIMITED, EngineState, GroupState, RequestState
+from dualpath.scheduling.ledger import UNLIMITED, Capacity, EngineState, GroupState, RequestState
 from dualpath.scheduling.limits import SchedulerLimits
+from dualpath.scheduling.placing import Placer
 from dualpath.scheduling.pools import RolePool
-from dualpath.scheduling.prefill import PrefillChoice
-from dualpath.scheduling.readside import ReadQueue, ReadSide, recompute_is_faster
+from dualpath.scheduling.readside import ReadQueue
 from dualpath.scheduling.status import SchedulerStatus, engine_ledger
-from dualpath.settings import Placement
-from dualpath.types import EngineName, GroupName, NodeName, ReadShare, RequestId, Role, Side
+from dualpath.types import EngineName, GroupName, NodeName, RequestId, Role, Side
 
 _PREFILL_SIDE = Side.PREFILL  # reading an enumeration's member takes longer than everything else on the hot path
 
@@ -41,7 +38,8 @@ class CentralScheduler:
 
     A request waits for both sides, is half placed when one engine is known, placed when both are; read progress,
     ``prefilled`` and ``finished`` take it off the books step by step. Every accepted request ends exactly once: by
-    ``finished``, or by a ``Lost`` decision after ``failed``, ``cancel``, ``leave`` or the loss of an engine it needs.
+    ``finished``, by a ``Lost`` decision after ``failed``, ``cancel``, ``leave`` or the loss of an engine it needs, or by a
+    ``Refused`` one when the last engine that could hold it has gone and others remain.
 
     Events about unknown requests are ignored and counted in ``late_events`` (engines and clients race). Events about
     unknown engines raise ``UnknownEngine``: the engine has to join again. A prefill engine's ``kv_blocks``, if not 0,
@@ -56,14 +54,11 @@ class CentralScheduler:
     def __init__(self, limits: SchedulerLimits, clock: Clock) -> None:
         self._limits = limits
         self._clock = clock
-        self._adaptive = limits.placement is Placement.ADAPTIVE
-        self._read_side = ReadSide(limits.read_side, limits.block_tokens)
         self._pools = {role: RolePool(role) for role in Role}
         self._prefill, self._decode = self._pools[Role.PREFILL], self._pools[Role.DECODE]
-        self._decode_loads = LeastLoaded()
+        self._placer = Placer(limits, self._prefill, self._decode)
         self._nodes: dict[NodeName, ReadQueue] = {}
         self._requests: dict[RequestId, RequestState] = {}
-        self._sequence = 0
         self.late_events = 0
 
     @property
@@ -75,7 +70,7 @@ class CentralScheduler:
         decisions = self.engine_lost(engine.name)
         pool = self._pools[engine.role]
         group = pool.open_group(engine.group)
-        ramps = self._adaptive and self._sequence > 0
+        ramps = self._placer.adaptive and self._placer.sequence > 0
         state = EngineState(
             description=engine,
             name=engine.name,
@@ -88,13 +83,13 @@ class CentralScheduler:
             allowance=RAMP_REQUESTS if ramps else UNLIMITED,
         )
         group.ramping += ramps
-        capacity = group.capacity
+        before, capacity = pool.capacities, group.capacity
         pool.add(state)
         if pool is self._decode:
             if group.capacity != capacity:
                 self._return_private_queue(group)
-            self._decode_loads.add(group)
-        return decisions
+            self._placer.loads.add(group)
+        return decisions + self._refuse_unheld(pool, before)
 
     def engine_lost(self, name: EngineName) -> list[Decision]:
         """Give an engine up, whether it said goodbye or fell silent.
@@ -119,8 +114,7 @@ class CentralScheduler:
         request = request_state(description, self._limits, self._clock.now())
         for pool in (self._decode, self._prefill):
             if not pool.holds(request):
-                engines = [engine.description for engine in pool.engines.values()]
-                return [Refused(request.request_id, refusal(request, engines, self._limits))]
+                return [self._refused(pool, request)]
         self._requests[request.request_id] = request
         self._prefill.queue.append(request)
         self._decode.queue.append(request)
@@ -135,13 +129,7 @@ class CentralScheduler:
         Raises:
             UnknownEngine: the group, or one of the reporting engines, has not joined or was given up.
         """
-        state = self._prefill.report(group, loads)
-        decisions: list[Decision] = []
-        if self._adaptive:
-            self._prefill_in_group(state, decisions)
-        else:
-            self._prefill_in_order(decisions)
-        return decisions
+        return self._placer.prefill(self._prefill.report(group, loads))
 
     def fetch_decode(self, group: GroupName, loads: Sequence[EngineLoad]) -> list[Decision]:
         """Give waiting requests to decode engines: groups first, then the engines of this one (two phases).
@@ -151,14 +139,7 @@ class CentralScheduler:
         Raises:
             UnknownEngine: the group, or one of the reporting engines, has not joined or was given up.
         """
-        state = self._decode.report(group, loads)
-        decisions: list[Decision] = []
-        if self._adaptive:
-            self._drain_decode_queue()
-            self._decode_in_group(state, decisions)
-        else:
-            self._decode_in_order(decisions)
-        return decisions
+        return self._placer.decode(self._decode.report(group, loads))
 
     def read_progress(self, request_id: RequestId, side: Side, tokens_read: int) -> None:
         """``side`` has now read ``tokens_read`` of its share in all (the whole share also when it gives the rest up)."""
@@ -169,12 +150,12 @@ class CentralScheduler:
             step = request.unread_prefill - max(0, request.share.prefill_tokens - tokens_read)
             if step > 0 and request.prefill is not None:
                 request.unread_prefill -= step
-                request.prefill.read(step)
+                request.prefill.queue_read(-step)
         else:
             step = request.unread_decode - max(0, request.share.decode_tokens - tokens_read)
             if step > 0 and request.decode is not None:
                 request.unread_decode -= step
-                request.decode.read(step)
+                request.decode.queue_read(-step)
 
     def prefilled(self, request_id: RequestId) -> None:
         """The decode engine's buffer holds the whole prompt's KV: the prefill engine's share has ended."""
@@ -182,10 +163,11 @@ class CentralScheduler:
         if request is None or request.prefill is None or request.decode is None:
             self.late_events += 1
             return
-        request.prefill.succeeded()
+        if request.prefill.allowance < UNLIMITED:
+            request.prefill.allowance += 1
         self._release_prefill(request, request.prefill)
         if request.unread_decode:
-            request.decode.read(request.unread_decode)
+            request.decode.queue_read(-request.unread_decode)
             request.unread_decode = 0
 
     def finished(self, request_id: RequestId) -> None:
@@ -194,7 +176,8 @@ class CentralScheduler:
         if request is None or not request.sequence or request.decode is None:
             self.late_events += 1
             return
-        request.decode.succeeded()
+        if request.decode.allowance < UNLIMITED:
+            request.decode.allowance += 1
         self._remove(request)
 
     def failed(self, request_id: RequestId) -> list[Decision]:
@@ -221,111 +204,12 @@ class CentralScheduler:
         return SchedulerStatus(
             waiting=len(self._requests) - placed,
             placed=placed,
-            sequence=self._sequence,
+            sequence=self._placer.sequence,
             late_events=self.late_events,
             longest_wait_s=self._clock.now() - min(waiting) if waiting else 0.0,
             engines={engine.name: engine_ledger(engine) for engine in engines},
             read_queue_tokens={node: queue.unread_tokens for node, queue in self._nodes.items()},
         )
-
-    def _prefill_in_group(self, group: GroupState, decisions: list[Decision]) -> None:
-        queue = self._prefill.queue
-        request = queue.head()
-        if request is None:
-            return
-        choice = PrefillChoice(group.engines.values(), self._limits.alpha_s, self._limits.beta_tokens)
-        while request is not None and group.capacity.holds(request):
-            engine = choice.engine()
-            if engine is None:
-                break
-            queue.pop_head()
-            self._assign_prefill(request, engine, decisions)
-            choice.assigned(engine)
-            request = queue.head()
-
-    def _prefill_in_order(self, decisions: list[Decision]) -> None:
-        queue, beta_tokens = self._prefill.queue, self._limits.beta_tokens
-        while (request := queue.head()) is not None:
-            engine = self._prefill.take_turn(request, lambda engine: engine.tokens <= beta_tokens)
-            if engine is None:
-                break
-            queue.pop_head()
-            self._assign_prefill(request, engine, decisions)
-
-    def _drain_decode_queue(self) -> None:
-        """Phase 1: every request to the group with the smallest load (but those just coming back take only a few)."""
-        queue = self._decode.queue
-        while (request := queue.head()) is not None and self._decode_loads.assign(request) is not None:
-            queue.pop_head()
-
-    def _decode_in_group(self, group: GroupState, decisions: list[Decision]) -> None:
-        """Phase 2: the group's private queue, from its head."""
-        queue, engines = group.queue, group.engines.values()
-        request = queue.head()
-        if request is None or all(engine.free_blocks < request.demand_blocks for engine in engines):
-            return
-        choice = DecodeChoice(engines, balance_limit(queue, engines))
-        while request is not None:
-            engine = choice.engine(request.prompt_tokens, request.demand_blocks)
-            if engine is None:
-                break
-            queue.pop_head()
-            self._assign_decode(request, engine, decisions)
-            choice.assigned(engine)
-            request = queue.head()
-
-    def _decode_in_order(self, decisions: list[Decision]) -> None:
-        queue = self._decode.queue
-        while (request := queue.head()) is not None:
-            demand = request.demand_blocks
-            engine = self._decode.take_turn(request, lambda engine: engine.free_blocks >= demand)  # noqa: B023 - called at once
-            if engine is None:
-                break
-            queue.pop_head()
-            request.decode_group = engine.group
-            engine.group.load_tokens += request.prompt_tokens
-            self._assign_decode(request, engine, decisions)
-
-    def _assign_prefill(self, request: RequestState, engine: EngineState, decisions: list[Decision]) -> None:
-        request.prefill = engine
-        engine.requests += 1
-        engine.tokens += request.prompt_tokens
-        if request.decode is None:
-            engine.half[request.request_id] = request
-        else:
-            del request.decode.half[request.request_id]
-            decisions.append(self._place(request, engine, request.decode))
-
-    def _assign_decode(self, request: RequestState, engine: EngineState, decisions: list[Decision]) -> None:
-        request.decode = engine
-        engine.requests += 1
-        engine.tokens += request.prompt_tokens
-        engine.reserved_blocks += request.demand_blocks
-        engine.free_blocks -= request.demand_blocks
-        if request.prefill is None:
-            engine.half[request.request_id] = request
-        else:
-            del request.prefill.half[request.request_id]
-            decisions.append(self._place(request, request.prefill, engine))
-
-    def _place(self, request: RequestState, prefill: EngineState, decode: EngineState) -> Placed:
-        """Both engines are known: choose who reads the hit, and count it."""
-        share = self._share(request.hit_tokens, prefill, decode)
-        self._sequence += 1
-        request.sequence = self._sequence
-        request.share = share
-        request.unread_prefill, request.unread_decode = share.prefill_tokens, share.decode_tokens
-        prefill.place(request, share.prefill_tokens)
-        decode.place(request, share.decode_tokens)
-        decode.placed_blocks += request.demand_blocks
-        return Placed(request.request_id, prefill.name, decode.name, share, self._sequence)
-
-    def _share(self, hit_tokens: int, prefill: EngineState, decode: EngineState) -> ReadShare:
-        queues = prefill.read_queue, decode.read_queue
-        share = self._read_side.share(hit_tokens, *queues, prefill.buffer_tokens)
-        if self._limits.recompute_when_faster and recompute_is_faster(share, *queues, self._limits.prefill_tokens_per_s):
-            return ReadShare()
-        return share
 
     def _release_prefill(self, request: RequestState, engine: EngineState) -> None:
         engine.drop(request, request.unread_prefill)
@@ -346,7 +230,7 @@ class CentralScheduler:
     def _leave_group(self, request: RequestState, group: GroupState) -> None:
         request.decode_group = None
         group.load_tokens -= request.prompt_tokens
-        self._decode_loads.changed(group)
+        self._placer.loads.changed(group)
 
     def _remove(self, request: RequestState) -> None:
         """Take a request off every queue and ledger."""
@@ -356,13 +240,13 @@ class CentralScheduler:
         if request.prefill is not None:
             self._release_prefill(request, request.prefill)
         elif not request.sequence:
-            self._prefill.discard(request)
+            self._prefill.queue.one_left()
         if request.decode is not None:
             self._release_decode(request, request.decode)
         elif group is not None:
-            group.queue.has_left()
+            group.queue.one_left()
         else:
-            self._decode.discard(request)
+            self._decode.queue.one_left()
         if group is not None:
             self._leave_group(request, group)
 
@@ -377,27 +261,41 @@ class CentralScheduler:
     def _remove_engine(self, pool: RolePool, engine: EngineState) -> list[Decision]:
         decisions: list[Decision] = [self._lose(r, LossReason.ENGINE_LOST, engine) for r in list(engine.placed.values())]
         group = engine.group
-        queue = group.queue if pool is self._decode and self._adaptive else pool.queue
+        queue = group.queue if pool is self._decode and self._placer.adaptive else pool.queue
         release = self._release_decode if pool is self._decode else self._release_prefill
         for request in reversed(list(engine.half.values())):
             release(request, engine)
-            queue.push_front(request)
+            queue.appendleft(request)
             if queue is self._decode.queue:
                 self._leave_group(request, group)
         group.ramping -= engine.allowance < UNLIMITED
+        before = pool.capacities
         pool.remove(engine)
         if not any(e.read_queue is engine.read_queue for p in self._pools.values() for e in p.engines.values()):
             del self._nodes[engine.description.node]
         if pool is self._decode and not group.engines:
             self._return_private_queue(group)
-            self._decode_loads.remove(group)
-        return decisions
+            self._placer.loads.remove(group)
+        return decisions + self._refuse_unheld(pool, before)
 
     def _return_private_queue(self, group: GroupState) -> None:
         """To the front of the global queue, in order."""
-        waiting = list(group.queue)
+        waiting = list(group.queue.waiting())
         for request in waiting:
             self._leave_group(request, group)
         group.queue.replace([])
-        self._decode.queue.replace([*waiting, *self._decode.queue])
-        self._decode.strand()
+        self._decode.queue.replace([*waiting, *self._decode.queue.waiting()])
+
+    def _refuse_unheld(self, pool: RolePool, before: frozenset[Capacity]) -> list[Decision]:
+        """Nobody may wait at the head of a queue for an engine that has gone: what none here could hold now is refused."""
+        if pool.capacities == before:
+            return []
+        unassigned = [r for r in self._requests.values() if (r.decode if pool is self._decode else r.prefill) is None]
+        refused = [request for request in unassigned if not request.sequence and not pool.holds(request)]
+        for request in refused:
+            self._remove(request)
+        return [self._refused(pool, request) for request in refused]
+
+    def _refused(self, pool: RolePool, request: RequestState) -> Refused:
+        engines = [engine.description for engine in pool.engines.values()]
+        return Refused(request.request_id, refusal(request, engines, self._limits))

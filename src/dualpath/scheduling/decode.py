@@ -78,12 +78,14 @@ class LeastLoaded:
             if group is None or group.load_tokens != load:
                 heapq.heappop(heap)
             elif group.takes(request):
-                group.enqueue(request)
-                heapq.heapreplace(heap, (group.load_tokens, order))
+                group.queue.append(request)
+                group.load_tokens = load = load + request.prompt_tokens
+                request.decode_group = group
+                heapq.heapreplace(heap, (load, order))
                 chosen = group
             else:
                 passed_over.append(heapq.heappop(heap))
-        for entry in set(passed_over):
+        for entry in passed_over:
             heapq.heappush(heap, entry)
         return chosen
 

@@ -58,48 +58,42 @@ class RequestState:
     unread_decode: int = 0
 
 
-class WaitingQueue:
-    """First in, first out. Requests that have left stay as ghosts that nobody sees, until they are many."""
+class WaitingQueue(deque["RequestState"]):
+    """First in, first out. Requests that have left stay as ghosts that ``head`` and ``waiting`` skip, until they are many."""
+
+    __slots__ = ("_ghosts",)
 
     def __init__(self) -> None:
-        self._requests: deque[RequestState] = deque()
+        super().__init__()
         self._ghosts = 0
 
-    def __len__(self) -> int:
-        return len(self._requests) - self._ghosts
-
-    def __iter__(self) -> Iterator[RequestState]:
-        return (request for request in self._requests if not request.left)
-
     def head(self) -> RequestState | None:
-        """The first request, or None."""
-        requests = self._requests
-        while requests:
-            if not requests[0].left:
-                return requests[0]
-            requests.popleft()
+        """The first request, or None; ``popleft`` removes it."""
+        while self:
+            if not self[0].left:
+                return self[0]
+            self.popleft()
             self._ghosts -= 1
         return None
 
-    def pop_head(self) -> None:
-        """Remove what ``head`` returned."""
-        self._requests.popleft()
+    def waiting(self) -> Iterator[RequestState]:
+        """All requests in order."""
+        return (request for request in self if not request.left)
 
-    def append(self, request: RequestState) -> None:
-        self._requests.append(request)
+    def waiting_count(self) -> int:
+        """How many wait."""
+        return len(self) - self._ghosts
 
-    def push_front(self, request: RequestState) -> None:
-        self._requests.appendleft(request)
-
-    def has_left(self) -> None:
+    def one_left(self) -> None:
         """A request of this queue has just been marked as left."""
         self._ghosts += 1
-        if self._ghosts > 64 + len(self):
-            self.replace(list(self))
+        if self._ghosts > 64 + len(self) // 2:
+            self.replace(list(self.waiting()))
 
     def replace(self, requests: list[RequestState]) -> None:
         """Hold these requests, in this order, instead."""
-        self._requests = deque(requests)
+        self.clear()
+        self.extend(requests)
         self._ghosts = 0
 
 
@@ -121,16 +115,11 @@ class GroupState:
 
     def takes(self, request: RequestState) -> bool:
         """Whether the private queue may get the request: an engine could hold it, and not all are just coming back."""
-        if self.ramping == len(self.engines):
+        if self.ramping and self.ramping == len(self.engines):
             open_places = sum(max(0, engine.allowance - engine.requests) for engine in self.engines.values())
-            return len(self.queue) < open_places and self.capacity.holds(request)
+            if self.queue.waiting_count() >= open_places:
+                return False
         return self.capacity.holds(request)
-
-    def enqueue(self, request: RequestState) -> None:
-        """Put a request into the private queue."""
-        self.queue.append(request)
-        self.load_tokens += request.prompt_tokens
-        request.decode_group = self
 
 
 @dataclass(slots=True, eq=False)
@@ -170,18 +159,10 @@ class EngineState:
     half: dict[RequestId, RequestState] = field(default_factory=dict)
     placed: dict[RequestId, RequestState] = field(default_factory=dict)
 
-    def read(self, tokens: int) -> None:
-        """Take tokens off the node's read queue."""
-        self.unread_tokens -= tokens
-        self.read_queue.unread_tokens -= tokens
-
-    def place(self, request: RequestState, unread_tokens: int) -> None:
-        """Both sides are known, and this engine reads ``unread_tokens`` of the hit."""
-        self.placed[request.request_id] = request
-        self.last_sequence = request.sequence
-        if unread_tokens:
-            self.unread_tokens += unread_tokens
-            self.read_queue.unread_tokens += unread_tokens
+    def queue_read(self, tokens: int) -> None:
+        """Add hit tokens to the node's read queue (a negative number takes them off)."""
+        self.unread_tokens += tokens
+        self.read_queue.unread_tokens += tokens
 
     def drop(self, request: RequestState, unread_tokens: int) -> None:
         """The request is no longer this engine's."""
@@ -189,12 +170,7 @@ class EngineState:
         self.requests -= 1
         self.tokens -= request.prompt_tokens
         if unread_tokens:
-            self.read(unread_tokens)
-
-    def succeeded(self) -> None:
-        """A request ended well here: an engine that has come back may hold one more."""
-        if self.allowance < UNLIMITED:
-            self.allowance += 1
+            self.queue_read(-unread_tokens)
 
     def correct(self, load: EngineLoad) -> None:
         """Take over a report, later placements on top.
@@ -229,7 +205,7 @@ class EngineState:
 
     def _advance_reads(self, read: int) -> None:
         """Take ``read`` tokens off the oldest reads: a node reads first in, first out."""
-        self.read(read)
+        self.queue_read(-read)
         side = "unread_decode" if self.decodes else "unread_prefill"
         for request in self.placed.values():
             step = min(read, getattr(request, side))

@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import chain
 
 from dualpath.errors import UnknownEngine
 from dualpath.scheduling.decisions import EngineLoad
 from dualpath.scheduling.ledger import Capacity, EngineState, GroupState, RequestState, WaitingQueue
-from dualpath.types import EngineName, GroupName, RequestId, Role
+from dualpath.types import EngineName, GroupName, Role
 
 
 class RolePool:
-    """The engines of one role, and the role's global queue.
-
-    Requests that no engine here can hold any more, since one has left, are set aside until another joins. Every request
-    in the queue can thus be held by some engine, or there is none at all.
-    """
+    """The engines of one role, the role's global queue, and what the engines of each group could hold."""
 
     def __init__(self, role: Role) -> None:
         self.role = role
         self.queue = WaitingQueue()
         self.groups: dict[GroupName, GroupState] = {}
         self.engines: dict[EngineName, EngineState] = {}
-        self._capacities: frozenset[Capacity] = frozenset()
-        self._stranded: dict[RequestId, RequestState] = {}
+        self.capacities: frozenset[Capacity] = frozenset()
         self._order: list[EngineState] = []
         self._next = 0
         self._groups_joined = 0
 
     def holds(self, request: RequestState) -> bool:
         """Whether some group here could hold the request if it had nothing else, or there is none at all."""
-        for capacity in self._capacities:
+        for capacity in self.capacities:
             if capacity.holds(request):
                 return True
-        return not self._capacities
+        return not self.capacities
 
     def report(self, name: GroupName, loads: Sequence[EngineLoad]) -> GroupState:
         """Take over the loads of a group's engines, and return the group.
@@ -76,39 +72,20 @@ class RolePool:
             del self.groups[engine.group.name]
         self._recount(engine.group)
 
-    def take_turn(self, request: RequestState, has_room: Callable[[EngineState], bool]) -> EngineState | None:
-        """Strict round robin: the engine whose turn it is, unless it has no room (then the turn stays its own).
-
-        Engines that could never hold the request are passed over.
-        """
+    def whose_turn(self, request: RequestState) -> EngineState | None:
+        """Strict round robin: the next engine in order, passing over those that could never hold the request."""
         count = len(self._order)
-        for step in range(count):
-            position = (self._next + step) % count
-            engine = self._order[position]
-            if engine.group.capacity.holds(request):
-                if not has_room(engine):
-                    return None
-                self._next = (position + 1) % count
-                return engine
+        for position in chain(range(self._next, count), range(self._next)):
+            if self._order[position].group.capacity.holds(request):
+                self._next = position
+                return self._order[position]
         return None
 
-    def discard(self, request: RequestState) -> None:
-        """A request that waits here has left."""
-        if self._stranded.pop(request.request_id, None) is None:
-            self.queue.has_left()
-
-    def strand(self) -> None:
-        """Set aside what no engine can hold, and take back what one can; earlier submitted requests come first."""
-        waiting = [*self._stranded.values(), *self.queue]
-        held = [request for request in waiting if self.holds(request)]
-        if len(held) != len(self.queue) or self._stranded:
-            self._stranded = {request.request_id: request for request in waiting if not self.holds(request)}
-            self.queue.replace(held)
+    def turn_taken(self) -> None:
+        """The engine whose turn it was has got its request."""
+        self._next = (self._next + 1) % len(self._order)
 
     def _recount(self, group: GroupState) -> None:
         if group.engines:
             group.capacity = Capacity(*map(min, zip(*(engine.capacity for engine in group.engines.values()), strict=True)))
-        capacities = frozenset(group.capacity for group in self.groups.values())
-        if capacities != self._capacities:
-            self._capacities = capacities
-            self.strand()
+        self.capacities = frozenset(group.capacity for group in self.groups.values())

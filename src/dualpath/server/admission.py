@@ -78,11 +78,15 @@ class Admission:
             async with asyncio.timeout(patience_s):
                 await self._empty.wait()
         except TimeoutError:
-            for stay in self._stays:
-                stay.end(Overloaded(SHUTTING_DOWN))
+            self.end_all()
             with suppress(TimeoutError):
                 async with asyncio.timeout(ENDING_TIMEOUT_S):
                     await self._empty.wait()
+
+    def end_all(self) -> None:
+        """End every stay now; what was asked gets 503, or an error in its stream."""
+        for stay in self._stays:
+            stay.end(Overloaded(SHUTTING_DOWN))
 
     def _check_room(self, turns: int) -> None:
         if self.draining:

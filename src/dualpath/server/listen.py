@@ -16,7 +16,7 @@ from dualpath.errors import SettingsError
 from dualpath.server.admission import Admission
 from dualpath.settings import ServerSettings
 
-LAST_BYTES_S = 5.0
+LAST_BYTES_S = 5
 """How long clients may take to read the end of their responses, after the last turn has ended."""
 
 
@@ -31,7 +31,8 @@ async def serve(
     """Serve an application of ``create_app`` until ``stop`` is set or SIGTERM or SIGINT arrives; then shut down.
 
     ``on_listening`` gets the address with the actual port, once connections are accepted. While shutting down, new
-    requests get 503 and running turns have ``shutdown_timeout_s`` to end; the rest ends with an error.
+    requests get 503 and running turns have ``shutdown_timeout_s`` to end; the rest ends with an error. A second signal
+    cuts that time short.
 
     Raises:
         SettingsError: the address cannot be listened on; names it.
@@ -46,11 +47,11 @@ async def serve(
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=int(LAST_BYTES_S),
+        timeout_graceful_shutdown=LAST_BYTES_S,
     )
     server = _Server(config)
     stop = asyncio.Event() if stop is None else stop
-    with contextlib.closing(listener), _stopped_by_signals(stop):
+    with contextlib.closing(listener), _stopped_by_signals(stop, admission):
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         stopping = asyncio.create_task(stop.wait())
         try:
@@ -70,6 +71,15 @@ class _Server(uvicorn.Server):
         return contextlib.nullcontext()
 
 
+def check_address(settings: ServerSettings) -> None:
+    """Fail now rather than after everything else has started.
+
+    Raises:
+        SettingsError: the address cannot be listened on; names it.
+    """
+    _listener(settings.host, settings.port).close()
+
+
 def _listener(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -80,14 +90,20 @@ def _listener(host: str, port: int) -> socket.socket:
 
 
 @contextlib.contextmanager
-def _stopped_by_signals(stop: asyncio.Event) -> Iterator[None]:
-    """SIGTERM and SIGINT set ``stop``; where this is not the main thread they are somebody else's."""
+def _stopped_by_signals(stop: asyncio.Event, admission: Admission) -> Iterator[None]:
+    """SIGTERM and SIGINT set ``stop``, a second one ends what still runs; outside the main thread they are not ours."""
+
+    def on_signal() -> None:
+        if stop.is_set():
+            admission.end_all()
+        stop.set()
+
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, on_signal)
     try:
         yield
     finally:

@@ -23,7 +23,7 @@ class LimitedStorage:
     """A storage whose batches complete no earlier than the NIC's ``limiter`` lets their bytes pass.
 
     The real I/O runs at once and at full speed; only completion waits, on one timer thread, so that no I/O thread is
-    held. Closing closes ``storage`` too.
+    held. Closing closes ``storage`` and ``limiter`` too.
     """
 
     def __init__(self, storage: Storage, limiter: Limiter) -> None:
@@ -72,9 +72,10 @@ class LimitedStorage:
         return self._storage.scan()
 
     def close(self) -> None:
-        """Wait for what runs, deliver what waits for the NIC, then close the storage below. Idempotent."""
+        """Wait for what runs, deliver what waits for the NIC, then close storage and limiter. Idempotent."""
         self._storage.close()
         self._timer.close()
+        self._limiter.close()
 
     def _limited(
         self, direction: Direction, lengths: Sequence[int], start: Callable[[], Future[list[Outcome]]]

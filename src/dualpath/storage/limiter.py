@@ -35,6 +35,10 @@ class Limiter(Protocol):
         """Queue ``length`` bytes that arrived at ``arrived_s`` (monotonic); returns when the last of them has passed."""
         ...
 
+    def close(self) -> None:
+        """Release what is shared with other processes. Idempotent."""
+        ...
+
 
 def finish_time(free_s: float, arrived_s: float, length: int, bytes_per_s: float) -> float:
     """When ``length`` bytes have passed a NIC that is busy until ``free_s``."""
@@ -55,6 +59,9 @@ class SnicLimiter:
             finish_s = finish_time(self._free_s[direction], arrived_s, length, self._bytes_per_s)
             self._free_s[direction] = finish_s
             return finish_s
+
+    def close(self) -> None:
+        """Nothing is shared."""
 
 
 class SharedSnicLimiter:

@@ -66,8 +66,9 @@ class SlotPool:
             async with asyncio.timeout(timeout_s):
                 return await granted
         except TimeoutError as error:
+            late = DeadlineExceeded(f"{self._describe(count)} were not free within {timeout_s:g} s")
             self._withdraw(granted)
-            raise DeadlineExceeded(f"{self._describe(count)} were not free within {timeout_s:g} s") from error
+            raise late from error
         except asyncio.CancelledError:
             self._withdraw(granted)
             raise
@@ -131,5 +132,5 @@ class SlotPool:
     def _describe(self, count: int) -> str:
         return (
             f"{count} slots of {self.name} ({self.capacity} in all, {self.free_slots} free, {self.used} used, "
-            f"{self.quarantined} in quarantine, {self.waiting} asks waiting)"
+            f"{self.quarantined} in quarantine)"
         )

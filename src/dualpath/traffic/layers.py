@@ -86,7 +86,8 @@ class LayerStream:
 
     The compute thread calls ``start``, then for each layer in order ``wait_loaded`` and ``computed``, then ``finish``; or
     ``abort`` at any point. Layerwise, a frame is loaded again right after the store out of it was posted: the transport
-    executes one thread's posts in order, so the store has read the frame before the load writes it.
+    executes one thread's posts in order, so the store has read the frame before the load writes it. Compute writes the
+    frame too, so that ``wait_loaded`` also waits for that store, which matters where there is nothing to load.
     """
 
     def __init__(
@@ -98,9 +99,11 @@ class LayerStream:
         frames: LayerFrames,
         prefill_region: str,
         timeout_s: float,
+        after: Future[None] | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """``prefill_region`` is the PE buffer; ``timeout_s`` bounds each wait.
+        """``prefill_region`` is the PE buffer; ``timeout_s`` bounds each wait; ``after`` is the ``finish`` of the stream that
+        used the frames before, whose last stores this one's first layers wait for.
 
         Raises:
             ValueError: a chunk's rows are outside the frames, the chunks' plans differ in being layerwise, or the frames
@@ -113,8 +116,9 @@ class LayerStream:
         self._clock = clock or MonotonicClock()
         self._layerwise = _layerwise(chunks, frames, geometry)
         self._loads, self._stores = _directions(chunks, geometry, prefill_region)
+        self._after = after
         self._loading: dict[int, Completion] = {}
-        self._storing: list[Completion] = []
+        self._storing: dict[int, Completion] = {}
         self._posted: list[Completion] = []
         self._bytes: Counter[TrafficClass] = Counter()
         self._exposed_s = 0.0
@@ -130,25 +134,26 @@ class LayerStream:
             self._load(layer)
 
     def wait_loaded(self, layer: int) -> None:
-        """Returns when the layer's frame holds what the plan loads into it.
+        """Returns when the layer's frame holds what the plan loads into it, and nothing reads what was there before.
 
         Raises:
-            DeadlineExceeded: it did not within the timeout.
+            DeadlineExceeded: that was not so within the timeout.
             TransportError: a region is gone.
         """
         # Not layerwise, everything is there before the first layer is computed.
         load = self._loading.get(layer if self._layerwise else self._geometry.layers - 1)
-        if load is None:
-            return
+        store = self._storing.get(layer - self._frames.count)
         started_s = self._clock.now()
-        try:
-            load.result(self._timeout_s)
-        except TimeoutError as error:
+        pending = wait([one for one in (self._after, store, load) if one is not None], self._timeout_s).not_done
+        self._exposed_s += self._clock.now() - started_s
+        if pending:
             raise DeadlineExceeded(
-                f"the KV of layer {layer} ({self._loads.layer_bytes} bytes) was not loaded within {self._timeout_s:g} s"
-            ) from error
-        finally:
-            self._exposed_s += self._clock.now() - started_s
+                f"layer {layer} could not be computed within {self._timeout_s:g} s: {self._loads.layer_bytes} bytes to load, "
+                f"{self._stores.layer_bytes} to store before"
+            )
+        for own in (store, load):
+            if own is not None:
+                own.result()
 
     def computed(self, layer: int) -> None:
         """The layer's new KV is in its frame: store it, and load the frame's next layer."""
@@ -161,7 +166,7 @@ class LayerStream:
 
     def finish(self) -> Future[None]:
         """Done when every store is; carries the first failure (TransportError)."""
-        return _all_done(self._storing)
+        return _all_done(list(self._storing.values()))
 
     def abort(self) -> None:
         """Returns when nothing of the stream is in flight any more; no other call may follow.
@@ -179,7 +184,7 @@ class LayerStream:
 
     def _store(self, layer: int) -> None:
         if self._stores.slices:
-            self._storing.append(self._post(self._stores, layer, TrafficClass.LAYER_STORE))
+            self._storing[layer] = self._post(self._stores, layer, TrafficClass.LAYER_STORE)
 
     def _post(self, direction: _Direction, layer: int, traffic_class: TrafficClass) -> Completion:
         completion = self._transport.post(direction.batches(self._frames, self._geometry, layer))

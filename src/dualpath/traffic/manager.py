@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from dualpath.clock import Clock
@@ -107,8 +108,10 @@ class TrafficManager:
         size = self._geometry.full_block_bytes
         return self.reads.read(keys, [pool.view(slot, size) for slot in slots], on_progress)
 
-    def layer_stream(self, chunks: Sequence[ChunkTransfer], frames: LayerFrames, prefill_region: str) -> LayerStream:
-        """The stream of one forward batch; ``retire`` it after its end.
+    def layer_stream(
+        self, chunks: Sequence[ChunkTransfer], frames: LayerFrames, prefill_region: str, after: Future[None] | None = None
+    ) -> LayerStream:
+        """The stream of one forward batch; ``retire`` it after its end. ``after``: see ``LayerStream``.
 
         Raises:
             ValueError: the chunks do not fit the frames; see ``LayerStream``.
@@ -120,6 +123,7 @@ class TrafficManager:
             frames=frames,
             prefill_region=prefill_region,
             timeout_s=self._deadlines.transfer_timeout_s,
+            after=after,
             clock=self._clock,
         )
         self._streams.add(stream)

@@ -25,7 +25,9 @@ def test_only_whole_blocks_have_keys(tokens: int, blocks: int) -> None:
 
 def test_packed_tokens_give_the_same_keys() -> None:
     tokens = list(range(1000, 1011))
-    assert block_keys(ROOT, struct.pack("<11I", *tokens), 4) == block_keys(ROOT, tokens, 4)
+    packed = struct.pack("<11I", *tokens)
+    for form in (packed, bytearray(packed), memoryview(packed)):
+        assert block_keys(ROOT, form, 4) == block_keys(ROOT, tokens, 4)
 
 
 def test_a_chain_can_be_continued() -> None:

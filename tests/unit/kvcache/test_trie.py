@@ -1,5 +1,11 @@
 """The prefix index, case by case."""
 
+import gc
+import math
+import os
+import tracemalloc
+from collections.abc import Sequence
+
 import pytest
 
 from dualpath.kvcache.trie import Match, PrefixIndex
@@ -175,3 +181,42 @@ def test_the_eviction_queue_stays_small_while_chains_grow_block_by_block() -> No
         parent = key
     assert len(index._queue) <= 2 + 1024
     assert len(index.evict(10_000)) == 10_000
+
+
+class CountingKeys(Sequence[BlockKey]):
+    """A chain that counts how often it is looked at."""
+
+    def __init__(self, keys: list[BlockKey]) -> None:
+        self.keys = keys
+        self.looks = 0
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, index: int) -> BlockKey:  # type: ignore[override]
+        self.looks += 1
+        return self.keys[index]
+
+
+@pytest.mark.parametrize("published", [0, 1, 100, 511, 512])
+def test_matching_bisects(published: int) -> None:
+    index, keys = PrefixIndex(), chain("a", 512)
+    begin(index, keys[: published + 7])
+    index.publish(keys[:published])
+    counting = CountingKeys(keys)
+    assert index.match(counting).published == published
+    assert counting.looks <= 2 * math.log2(512) + 4
+
+
+def test_a_block_costs_at_most_350_bytes() -> None:
+    chains, length = 40, 500
+    gc.collect()
+    tracemalloc.start()
+    try:
+        index = PrefixIndex()
+        for _ in range(chains):
+            stored(index, [BlockKey(os.urandom(16)) for _ in range(length)])
+        used_bytes = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert used_bytes / index.blocks <= 350

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -24,7 +25,7 @@ P, R = Placement, ReadSidePolicy
         ("oracle", R.SHORTER_QUEUE, P.ADAPTIVE, True, True),
     ],
 )
-def test_presets(name: str, read_side: R, placement: P, layerwise: bool, oracle: bool) -> None:
+def test_presets(name: str, read_side: ReadSidePolicy, placement: Placement, layerwise: bool, oracle: bool) -> None:
     chosen = apply_system(Settings(), name)
     assert (chosen.scheduling.read_side, chosen.scheduling.placement) == (read_side, placement)
     assert (chosen.prefill.layerwise, chosen.cluster.oracle, chosen.cluster.system) == (layerwise, oracle, name)
@@ -40,7 +41,7 @@ def test_a_preset_overrides_an_earlier_one_and_keeps_everything_else(name: str) 
 
 def test_each_rung_of_the_ladder_changes_something() -> None:
     rungs = [replace(apply_system(Settings(), name), cluster=Settings().cluster) for name in LADDER]
-    assert all(lower != upper for lower, upper in zip(rungs, rungs[1:], strict=False))
+    assert all(lower != upper for lower, upper in pairwise(rungs))
 
 
 def test_an_unknown_system_lists_the_names() -> None:

@@ -31,7 +31,7 @@ def request(number: int, tokens: int) -> RequestState:
 
 
 def group(name: str, order: int, load_tokens: int = 0, holds_blocks: int = 10) -> GroupState:
-    return GroupState(GroupName(name), order, Capacity(holds_blocks, 10, 10), load_tokens=load_tokens, ramping=-1)
+    return GroupState(GroupName(name), order, Capacity(holds_blocks, 10, 10), load_tokens=load_tokens)
 
 
 def groups(*states: GroupState) -> LeastLoaded:

@@ -1,0 +1,105 @@
+"""``dualpath demo``: what the second path brings, on this machine, in about two minutes."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from dualpath.cli.options import Given
+from dualpath.cli.replay import Replayed, Workload, report_of, run_system
+from dualpath.models.create import create_model
+from dualpath.replay.driver import ReplayOptions
+from dualpath.replay.plot import SnicLoad, plot_snic_load
+from dualpath.replay.report import write_report
+from dualpath.replay.table import render_table
+from dualpath.types import Role
+from dualpath.workload.synthesis import demo_trajectories
+
+SYSTEMS = ("basic", "dualpath", "oracle")
+SETTINGS: dict[str, Any] = {
+    "prefill": 1,
+    "decode": 1,
+    "block_tokens": 16,
+    "max_len": 2048,
+    "snic_bandwidth": "32MB/s",
+    "prefill_buffer": "128MiB",
+    "decode_buffer": "256MiB",
+    "decode_kv_memory": "256MiB",
+    "prefill_kv_memory": "64MiB",
+    "write_back_buffer": "16MiB",
+}
+SEED = 1
+
+
+@click.command()
+@click.option("--agents", default=36, show_default=True, type=click.IntRange(2), help="Agents that start together.")
+@click.option("--turns", default=20, show_default=True, type=click.IntRange(2), help="Turns of an agent, about.")
+@click.option("--systems", default=",".join(SYSTEMS), show_default=True, help="Systems to compare.")
+@click.option("--output", default="out/demo", show_default=True, type=click.Path(), help="Where the picture and the report go.")
+def demo(agents: int, turns: int, systems: str, output: str) -> None:
+    """Replay agents through 1 prefill and 1 decode engine with slow storage NICs, as Basic, DualPath and Oracle."""
+    console = Console()
+    directory = Path(output)
+    directory.mkdir(parents=True, exist_ok=True)
+    trajectories = demo_trajectories(random.Random(SEED), agents=agents, turns=turns)
+    workload = Workload(trajectories, ReplayOptions(), SEED)
+    console.print(
+        f"{agents} agents, {sum(len(one.turns) for one in trajectories)} turns, a small random model, 1 prefill and 1 decode "
+        f"engine on this machine;\neach node reads from storage at {SETTINGS['snic_bandwidth']}, every hit from a store on disk.\n"
+    )
+    with tempfile.TemporaryDirectory(prefix="dualpath-demo-") as scratch:
+        model = Path(scratch) / "model"
+        create_model(model)
+        replays = [run_system(model, Given(SETTINGS).settings(name), workload, console) for name in systems.split(",")]
+    report = report_of(replays, {"agents": agents, "turns": turns, "seed": SEED})
+    console.print(render_table(report))
+    console.print(_utilisation(report["systems"]))
+    _conclude(console, report["systems"], replays, directory)
+    write_report(directory / "report.json", report)
+    console.print(f"report: {directory / 'report.json'}\n")
+    console.print(NEXT_STEPS, highlight=False)
+
+
+def _utilisation(systems: Sequence[dict[str, Any]]) -> Table:
+    """Each node's storage NIC: bytes / (rate · JCT)."""
+    table = Table(title="storage NIC utilisation: bytes read / (rate x JCT)")
+    table.add_column("node")
+    for entry in systems:
+        table.add_column(entry["system"], justify="right")
+    for rows in zip(*(entry["nodes"] for entry in systems), strict=True):
+        table.add_row(rows[0]["name"], *(f"{row['storage_utilization']:.0%}" for row in rows))
+    return table
+
+
+def _conclude(console: Console, systems: Sequence[dict[str, Any]], replays: Sequence[Replayed], directory: Path) -> None:
+    first = systems[0]
+    for entry in systems[1:]:
+        ratio = first["jct_s"] / entry["jct_s"]
+        same = entry["identical_turns"]
+        tokens = "moves no bytes: an upper bound" if same is None else f"{same} of {entry['turns']} turns gave identical tokens"
+        console.print(f"{entry['system']}: all agents done {ratio:.2f} x as fast as {first['system']}; {tokens}")
+    picture = directory / "snic_load.png"
+    bandwidth = replays[0].settings.storage.snic_bandwidth
+    loads = [_load(replay, bandwidth) for replay in replays if replay.result.transfers]
+    plot_snic_load(loads, picture)
+    console.print(f"storage NIC load over time: {picture}")
+
+
+def _load(replay: Replayed, bandwidth: int | None) -> SnicLoad:
+    roles = {node.name: Role(node.role) for node in replay.result.nodes}
+    return SnicLoad(replay.result.system, replay.meter.samples, None if bandwidth is None else float(bandwidth), roles)
+
+
+NEXT_STEPS = """Serve a model of your own (any Qwen2, Qwen2.5 or Qwen3 directory in Hugging Face format):
+
+  .venv/bin/dualpath serve path/to/model --prefill 1 --decode 1 --store path/to/store
+  curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
+       -d '{"model": "model", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16}'
+"""

@@ -1,0 +1,143 @@
+"""Waiting requests to engines: what a fetch does, adaptive or strictly in turn (paper section 6)."""
+
+from __future__ import annotations
+
+from dualpath.scheduling.decisions import Decision, Placed
+from dualpath.scheduling.decode import DecodeChoice, LeastLoaded, balance_limit
+from dualpath.scheduling.ledger import EngineState, GroupState, RequestState
+from dualpath.scheduling.limits import SchedulerLimits
+from dualpath.scheduling.pools import RolePool
+from dualpath.scheduling.prefill import PrefillChoice
+from dualpath.scheduling.readside import ReadSide, recompute_is_faster
+from dualpath.settings import Placement
+from dualpath.types import ReadShare
+
+
+class Placer:
+    """Moves requests from the queues of both pools onto engines, and chooses who reads the hit once both are known.
+
+    ``sequence`` counts placements; ``loads`` has to hear of every change of a decode group's load from elsewhere.
+    """
+
+    def __init__(self, limits: SchedulerLimits, prefill: RolePool, decode: RolePool) -> None:
+        self.adaptive = limits.placement is Placement.ADAPTIVE
+        self.sequence = 0
+        self.loads = LeastLoaded()
+        self._limits = limits
+        self._beta_tokens = limits.beta_tokens
+        self._prefill = prefill
+        self._decode = decode
+        self._read_side = ReadSide(limits.read_side, limits.block_tokens)
+
+    def prefill(self, group: GroupState) -> list[Decision]:
+        """Place what waits for prefill engines: on those of ``group``, or on whose turn it is."""
+        return self._prefill_in_group(group) if self.adaptive else self._prefill_in_order()
+
+    def decode(self, group: GroupState) -> list[Decision]:
+        """Place what waits for decode engines: phase 1 and, in ``group``, phase 2; or on whose turn it is."""
+        if not self.adaptive:
+            return self._decode_in_order()
+        queue = self._decode.queue
+        while (request := queue.head()) is not None and self.loads.assign(request) is not None:
+            queue.popleft()
+        return self._decode_in_group(group)
+
+    def _prefill_in_group(self, group: GroupState) -> list[Decision]:
+        decisions: list[Decision] = []
+        queue, capacity = self._prefill.queue, group.capacity
+        if not queue:
+            return decisions
+        choice = PrefillChoice(group.engines.values(), self._limits.alpha_s, self._beta_tokens)
+        while (request := queue.head()) is not None and capacity.holds(request):
+            engine = choice.engine()
+            if engine is None:
+                break
+            queue.popleft()
+            self._assign_prefill(request, engine, decisions)
+            choice.assigned(engine)
+        return decisions
+
+    def _decode_in_group(self, group: GroupState) -> list[Decision]:
+        decisions: list[Decision] = []
+        queue, engines = group.queue, group.engines.values()
+        request = queue.head()
+        if request is None or all(engine.free_blocks < request.demand_blocks for engine in engines):
+            return decisions
+        choice = DecodeChoice(engines, balance_limit(queue.waiting(), engines))
+        while request is not None:
+            engine = choice.engine(request.prompt_tokens, request.demand_blocks)
+            if engine is None:
+                break
+            queue.popleft()
+            self._assign_decode(request, engine, decisions)
+            choice.assigned(engine)
+            request = queue.head()
+        return decisions
+
+    def _prefill_in_order(self) -> list[Decision]:
+        decisions: list[Decision] = []
+        queue = self._prefill.queue
+        while (request := queue.head()) is not None:
+            engine = self._prefill.whose_turn(request)
+            if engine is None or engine.tokens > self._beta_tokens:
+                break
+            queue.popleft()
+            self._prefill.turn_taken()
+            self._assign_prefill(request, engine, decisions)
+        return decisions
+
+    def _decode_in_order(self) -> list[Decision]:
+        decisions: list[Decision] = []
+        queue = self._decode.queue
+        while (request := queue.head()) is not None:
+            engine = self._decode.whose_turn(request)
+            if engine is None or engine.free_blocks < request.demand_blocks:
+                break
+            queue.popleft()
+            self._decode.turn_taken()
+            request.decode_group = engine.group
+            engine.group.load_tokens += request.prompt_tokens
+            self._assign_decode(request, engine, decisions)
+        return decisions
+
+    def _assign_prefill(self, request: RequestState, engine: EngineState, decisions: list[Decision]) -> None:
+        request.prefill = engine
+        engine.requests += 1
+        engine.tokens += request.prompt_tokens
+        if request.decode is None:
+            engine.half[request.request_id] = request
+        else:
+            del request.decode.half[request.request_id]
+            decisions.append(self._place(request, engine, request.decode))
+
+    def _assign_decode(self, request: RequestState, engine: EngineState, decisions: list[Decision]) -> None:
+        request.decode = engine
+        engine.requests += 1
+        engine.tokens += request.prompt_tokens
+        engine.reserved_blocks += request.demand_blocks
+        engine.free_blocks -= request.demand_blocks
+        if request.prefill is None:
+            engine.half[request.request_id] = request
+        else:
+            del request.prefill.half[request.request_id]
+            decisions.append(self._place(request, request.prefill, engine))
+
+    def _place(self, request: RequestState, prefill: EngineState, decode: EngineState) -> Placed:
+        """Both engines are known: choose who reads the hit, and count it."""
+        queues = prefill.read_queue, decode.read_queue
+        share = self._read_side.share(request.hit_tokens, *queues, prefill.buffer_tokens)
+        if self._limits.recompute_when_faster and recompute_is_faster(share, *queues, self._limits.prefill_tokens_per_s):
+            share = ReadShare()
+        self.sequence += 1
+        request.sequence = self.sequence
+        request.share = share
+        prefill.placed[request.request_id] = decode.placed[request.request_id] = request
+        prefill.last_sequence = decode.last_sequence = self.sequence
+        decode.placed_blocks += request.demand_blocks
+        if share.prefill_tokens:
+            request.unread_prefill = share.prefill_tokens
+            prefill.queue_read(share.prefill_tokens)
+        if share.decode_tokens:
+            request.unread_decode = share.decode_tokens
+            decode.queue_read(share.decode_tokens)
+        return Placed(request.request_id, prefill.name, decode.name, share, self.sequence)
