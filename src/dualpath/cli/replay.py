@@ -62,8 +62,10 @@ def load_trajectories(
     """
     try:
         lines = path.read_text().splitlines(keepends=True)
-    except (OSError, UnicodeDecodeError) as error:
-        raise TraceError(f"{path}: {error}") from error
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path}: not UTF-8 text: {error}") from error
     read = [scaled(trajectory, scale) if scale != 1 else trajectory for trajectory in read_trace(lines, str(path))]
     fitting, dropped = read, 0
     if max_len is not None:

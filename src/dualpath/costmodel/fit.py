@@ -37,6 +37,12 @@ def fit(samples: Sequence[AttentionSample]) -> AttentionTime:
     return AttentionTime(fixed, token, pair, floor_s=min(sample.seconds for sample in samples))
 
 
+def relative_error(attention: AttentionTime, samples: Sequence[AttentionSample]) -> float:
+    """Mean of ``|predicted − measured| / measured``."""
+    errors = (abs(attention(one.cached, one.new) - one.seconds) / one.seconds for one in samples)
+    return sum(errors) / len(samples)
+
+
 def _non_negative(rows: Sequence[Sequence[float]]) -> list[float]:
     """``x >= 0`` that minimises ``|rows · x − 1|``."""
     width = len(rows[0])

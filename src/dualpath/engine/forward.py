@@ -119,6 +119,8 @@ class PrefillCompute:
             self.eos_token_ids,
         )
         return {
-            index: TokenEvent(submit.first_position, one.token, one.logprob, one.top_logprobs)
+            index: TokenEvent(
+                submit.first_position, one.token, one.logprob, one.top_logprobs, batch.turns[index].plan.hit_tokens
+            )
             for index, submit, one in zip(finishing, submits, sampled, strict=True)
         }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import sys
+from array import array
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from hashlib import blake2b
@@ -84,6 +86,9 @@ def pack_tokens(tokens: Sequence[int]) -> bytes:
         ValueError: a token is no uint32.
     """
     try:
-        return struct.pack(f"<{len(tokens)}I", *tokens)
-    except struct.error as error:
+        packed = array("I", tokens)
+    except (OverflowError, TypeError) as error:
         raise ValueError(f"tokens must be uint32: {error}") from None
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()

@@ -6,6 +6,7 @@ calls it directly, a decision log replays through a fresh one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from dualpath.clock import Clock
@@ -147,15 +148,17 @@ class CentralScheduler:
         if request is None or not request.sequence:
             self.late_events += 1
         elif side is _PREFILL_SIDE:
-            step = request.unread_prefill - max(0, request.share.prefill_tokens - tokens_read)
+            step = request.unread_prefill + tokens_read - request.share.prefill_tokens
             if step > 0 and request.prefill is not None:
+                step = min(step, request.unread_prefill)
                 request.unread_prefill -= step
-                request.prefill.queue_read(-step)
+                request.prefill.read(step)
         else:
-            step = request.unread_decode - max(0, request.share.decode_tokens - tokens_read)
+            step = request.unread_decode + tokens_read - request.share.decode_tokens
             if step > 0 and request.decode is not None:
+                step = min(step, request.unread_decode)
                 request.unread_decode -= step
-                request.decode.queue_read(-step)
+                request.decode.read(step)
 
     def prefilled(self, request_id: RequestId) -> None:
         """The decode engine's buffer holds the whole prompt's KV: the prefill engine's share has ended."""
@@ -167,7 +170,7 @@ class CentralScheduler:
             request.prefill.allowance += 1
         self._release_prefill(request, request.prefill)
         if request.unread_decode:
-            request.decode.queue_read(-request.unread_decode)
+            request.decode.read(request.unread_decode)
             request.unread_decode = 0
 
     def finished(self, request_id: RequestId) -> None:
@@ -197,33 +200,40 @@ class CentralScheduler:
         return [self._lose(request, reason)]
 
     def status(self) -> SchedulerStatus:
-        """The ledger as it stands."""
+        """The ledger as it stands; this looks at every request."""
+        waiting = [request for request in self._requests.values() if not request.sequence]
+        half = Counter(engine.name for r in waiting for engine in (r.prefill, r.decode) if engine is not None)
         engines = [engine for pool in self._pools.values() for engine in pool.engines.values()]
-        placed = sum(len(engine.placed) for engine in self._decode.engines.values())
-        waiting = [request.submitted_s for request in self._requests.values() if not request.sequence]
         return SchedulerStatus(
-            waiting=len(self._requests) - placed,
-            placed=placed,
+            waiting=len(waiting),
+            placed=len(self._requests) - len(waiting),
             sequence=self._placer.sequence,
             late_events=self.late_events,
-            longest_wait_s=self._clock.now() - min(waiting) if waiting else 0.0,
-            engines={engine.name: engine_ledger(engine) for engine in engines},
+            longest_wait_s=self._clock.now() - waiting[0].submitted_s if waiting else 0.0,
+            engines={engine.name: engine_ledger(engine, half[engine.name]) for engine in engines},
             read_queue_tokens={node: queue.unread_tokens for node, queue in self._nodes.items()},
         )
 
     def _release_prefill(self, request: RequestState, engine: EngineState) -> None:
-        engine.drop(request, request.unread_prefill)
-        request.unread_prefill = 0
+        engine.requests -= 1
+        engine.tokens -= request.prompt_tokens
         request.prefill = None
+        if request.unread_prefill:
+            engine.read(request.unread_prefill)
+            request.unread_prefill = 0
 
     def _release_decode(self, request: RequestState, engine: EngineState) -> None:
-        engine.drop(request, request.unread_decode)
-        request.unread_decode = 0
+        demand = request.demand_blocks
+        engine.requests -= 1
+        engine.tokens -= request.prompt_tokens
+        engine.reserved_blocks -= demand
+        engine.free_blocks += demand
         request.decode = None
-        engine.reserved_blocks -= request.demand_blocks
-        engine.free_blocks += request.demand_blocks
         if request.sequence:
-            engine.placed_blocks -= request.demand_blocks
+            engine.placed_blocks -= demand
+        if request.unread_decode:
+            engine.read(request.unread_decode)
+            request.unread_decode = 0
         if not engine.requests:
             engine.set_grown(0)
 
@@ -259,11 +269,12 @@ class CentralScheduler:
         return Lost(request.request_id, reason, knows[0], knows[1])
 
     def _remove_engine(self, pool: RolePool, engine: EngineState) -> list[Decision]:
-        decisions: list[Decision] = [self._lose(r, LossReason.ENGINE_LOST, engine) for r in list(engine.placed.values())]
+        mine = [request for request in self._requests.values() if engine in (request.prefill, request.decode)]
+        decisions: list[Decision] = [self._lose(r, LossReason.ENGINE_LOST, engine) for r in mine if r.sequence]
         group = engine.group
         queue = group.queue if pool is self._decode and self._placer.adaptive else pool.queue
         release = self._release_decode if pool is self._decode else self._release_prefill
-        for request in reversed(list(engine.half.values())):
+        for request in reversed([request for request in mine if not request.sequence]):
             release(request, engine)
             queue.appendleft(request)
             if queue is self._decode.queue:

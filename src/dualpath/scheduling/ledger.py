@@ -78,7 +78,7 @@ class WaitingQueue(deque["RequestState"]):
 
     def waiting(self) -> Iterator[RequestState]:
         """All requests in order."""
-        return (request for request in self if not request.left)
+        return (request for request in self if not request.left) if self._ghosts else iter(self)
 
     def waiting_count(self) -> int:
         """How many wait."""
@@ -130,14 +130,13 @@ class EngineState:
         decodes: whether it is a decode engine.
         requests: unfinished requests given to it (``n_e``).
         tokens: their prompt tokens, hits included (``tok_e``).
-        unread_tokens: its part of the node's read queue.
+        unread_tokens: its part of what is placed on the node and not known to be read; ``read_ahead_tokens`` are those
+            that a report said were read before their events came, so that the node's queue is shorter by them.
         free_blocks: KV blocks above the watermark that are neither reserved nor reported as grown (decode only).
         reserved_blocks: blocks reserved by its requests; ``placed_blocks`` those of fully placed ones.
         grown_blocks: blocks that it reported in use beyond what the requests it knew have reserved.
         allowance: the most requests it may hold at once.
-        last_sequence: its latest placement.
-        half: requests whose other side is not known yet, in order of assignment.
-        placed: requests that it works on, in order of placement.
+        unseen: placements that no report of it has shown to be known to it yet, in order.
     """
 
     description: EngineDescription
@@ -152,25 +151,29 @@ class EngineState:
     requests: int = 0
     tokens: int = 0
     unread_tokens: int = 0
+    read_ahead_tokens: int = 0
     reserved_blocks: int = 0
     placed_blocks: int = 0
     grown_blocks: int = 0
-    last_sequence: int = 0
-    half: dict[RequestId, RequestState] = field(default_factory=dict)
-    placed: dict[RequestId, RequestState] = field(default_factory=dict)
+    unseen: deque[RequestState] = field(default_factory=deque)
 
-    def queue_read(self, tokens: int) -> None:
-        """Add hit tokens to the node's read queue (a negative number takes them off)."""
-        self.unread_tokens += tokens
-        self.read_queue.unread_tokens += tokens
+    def placed(self, request: RequestState, unread_tokens: int) -> None:
+        """Both sides of the request are known, and this engine reads ``unread_tokens`` of its hit."""
+        self.unseen.append(request)
+        if len(self.unseen) > 64:  # an engine that never reports must not keep what has left
+            while self.unseen[0].left:
+                self.unseen.popleft()
+        self.unread_tokens += unread_tokens
+        self.read_queue.unread_tokens += unread_tokens
 
-    def drop(self, request: RequestState, unread_tokens: int) -> None:
-        """The request is no longer this engine's."""
-        del (self.placed if request.sequence else self.half)[request.request_id]
-        self.requests -= 1
-        self.tokens -= request.prompt_tokens
-        if unread_tokens:
-            self.queue_read(-unread_tokens)
+    def read(self, tokens: int) -> None:
+        """Tokens are known to be read, or need no reading any more."""
+        self.unread_tokens -= tokens
+        ahead = min(tokens, self.read_ahead_tokens)
+        self.read_ahead_tokens -= ahead
+        self.read_queue.unread_tokens -= tokens - ahead
+        if self.read_ahead_tokens > self.unread_tokens:
+            self._set_read_ahead(self.unread_tokens)
 
     def correct(self, load: EngineLoad) -> None:
         """Take over a report, later placements on top.
@@ -178,12 +181,15 @@ class EngineState:
         It can only add to what the ledger has in use, and only take off what the ledger has unread: the end of a
         request and its read progress come as events, and those are never older than a report.
         """
+        unseen = self.unseen
+        while unseen and unseen[0].sequence <= load.seen:
+            unseen.popleft()
         later_unread = later_blocks = 0
-        if self.last_sequence > load.seen:
-            later_unread, later_blocks = self._placed_after(load.seen)
-        read = self.unread_tokens - later_unread - load.unread_tokens
-        if read > 0:
-            self._advance_reads(read)
+        for request in unseen:
+            if not request.left:
+                later_unread += request.unread_decode if self.decodes else request.unread_prefill
+                later_blocks += request.demand_blocks
+        self._set_read_ahead(max(0, self.unread_tokens - later_unread - load.unread_tokens))
         if load.free_kv_blocks is not None:
             used = self.description.kv_blocks - load.free_kv_blocks
             self.set_grown(max(0, used - (self.placed_blocks - later_blocks)))
@@ -193,23 +199,6 @@ class EngineState:
         self.free_blocks -= blocks - self.grown_blocks
         self.grown_blocks = blocks
 
-    def _placed_after(self, sequence: int) -> tuple[int, int]:
-        """Unread tokens and reserved blocks of the placements after ``sequence``."""
-        unread = blocks = 0
-        for request in reversed(self.placed.values()):
-            if request.sequence <= sequence:
-                break
-            unread += request.unread_decode if self.decodes else request.unread_prefill
-            blocks += request.demand_blocks
-        return unread, blocks
-
-    def _advance_reads(self, read: int) -> None:
-        """Take ``read`` tokens off the oldest reads: a node reads first in, first out."""
-        self.queue_read(-read)
-        side = "unread_decode" if self.decodes else "unread_prefill"
-        for request in self.placed.values():
-            step = min(read, getattr(request, side))
-            setattr(request, side, getattr(request, side) - step)
-            read -= step
-            if not read:
-                break
+    def _set_read_ahead(self, tokens: int) -> None:
+        self.read_queue.unread_tokens -= tokens - self.read_ahead_tokens
+        self.read_ahead_tokens = tokens

@@ -104,10 +104,7 @@ class Placer:
         request.prefill = engine
         engine.requests += 1
         engine.tokens += request.prompt_tokens
-        if request.decode is None:
-            engine.half[request.request_id] = request
-        else:
-            del request.decode.half[request.request_id]
+        if request.decode is not None:
             decisions.append(self._place(request, engine, request.decode))
 
     def _assign_decode(self, request: RequestState, engine: EngineState, decisions: list[Decision]) -> None:
@@ -116,10 +113,7 @@ class Placer:
         engine.tokens += request.prompt_tokens
         engine.reserved_blocks += request.demand_blocks
         engine.free_blocks -= request.demand_blocks
-        if request.prefill is None:
-            engine.half[request.request_id] = request
-        else:
-            del request.prefill.half[request.request_id]
+        if request.prefill is not None:
             decisions.append(self._place(request, request.prefill, engine))
 
     def _place(self, request: RequestState, prefill: EngineState, decode: EngineState) -> Placed:
@@ -131,13 +125,8 @@ class Placer:
         self.sequence += 1
         request.sequence = self.sequence
         request.share = share
-        prefill.placed[request.request_id] = decode.placed[request.request_id] = request
-        prefill.last_sequence = decode.last_sequence = self.sequence
+        request.unread_prefill, request.unread_decode = share.prefill_tokens, share.decode_tokens
+        prefill.placed(request, request.unread_prefill)
+        decode.placed(request, request.unread_decode)
         decode.placed_blocks += request.demand_blocks
-        if share.prefill_tokens:
-            request.unread_prefill = share.prefill_tokens
-            prefill.queue_read(share.prefill_tokens)
-        if share.decode_tokens:
-            request.unread_decode = share.decode_tokens
-            decode.queue_read(share.decode_tokens)
         return Placed(request.request_id, prefill.name, decode.name, share, self.sequence)

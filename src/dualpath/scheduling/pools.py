@@ -38,12 +38,16 @@ class RolePool:
             UnknownEngine: the group has no engines, or some of these engines are not its own.
         """
         group = self.groups.get(name)
-        if group is None or any(load.name not in group.engines for load in loads):
-            members = group.engines if group is not None else {}
-            strangers = tuple(load.name for load in loads if load.name not in members)
+        engines = group.engines if group is not None else {}
+        try:
+            reported = [(engines[load.name], load) for load in loads]
+        except KeyError:
+            reported = []
+        if group is None or len(reported) != len(loads):
+            strangers = tuple(load.name for load in loads if load.name not in engines)
             raise UnknownEngine(f"{self.role} group {name} has no such engines: {', '.join(strangers)}", strangers)
-        for load in loads:
-            group.engines[load.name].correct(load)
+        for engine, load in reported:
+            engine.correct(load)
         return group
 
     def open_group(self, name: GroupName) -> GroupState:

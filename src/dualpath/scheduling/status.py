@@ -51,15 +51,15 @@ class SchedulerStatus:
     read_queue_tokens: Mapping[NodeName, int]
 
 
-def engine_ledger(engine: EngineState) -> EngineLedger:
+def engine_ledger(engine: EngineState, half_placed: int) -> EngineLedger:
     """A copy of one engine's books."""
     return EngineLedger(
         role=engine.description.role,
         node=engine.description.node,
         requests=engine.requests,
-        half_placed=len(engine.half),
+        half_placed=half_placed,
         tokens=engine.tokens,
-        unread_tokens=engine.unread_tokens,
+        unread_tokens=engine.unread_tokens - engine.read_ahead_tokens,
         reserved_blocks=engine.reserved_blocks,
         grown_blocks=engine.grown_blocks,
         free_blocks=engine.free_blocks,

@@ -171,7 +171,7 @@ def test_a_load_that_does_not_come_has_a_deadline_and_a_failed_one_its_error() -
     transport = HeldTransport()
     stream = _stream(transport, _chunk(PREFILL_READ), timeout_s=0.02)
     stream.start()
-    with pytest.raises(DeadlineExceeded, match="layer 0 .*32 bytes to load"):
+    with pytest.raises(DeadlineExceeded, match=r"layer 0 .*32 bytes to load"):
         stream.wait_loaded(0)
     assert stream.statistics.exposed_s >= 0.02
     transport.end(1, TransportError("the peer is gone"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
 
 import pytest
@@ -37,8 +37,8 @@ class HeldStorage:
     def delete(self, keys: Sequence[BlockKey]) -> int:
         raise AssertionError("nothing is deleted")
 
-    def scan(self) -> list[StoredBlock]:  # type: ignore[override]
-        return []
+    def scan(self) -> Iterator[StoredBlock]:
+        return iter(())
 
     def close(self) -> None:
         self.closed = True
@@ -61,7 +61,7 @@ class Scene:
         self.storage = HeldStorage()
         self.lost: list[tuple[BlockKey, ReadOutcome]] = []
         self.queue = ReadQueue(
-            self.storage,  # type: ignore[arg-type]
+            self.storage,
             block_tokens=64,
             stall_timeout_s=stall_timeout_s,
             batch_blocks=2,

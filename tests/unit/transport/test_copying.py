@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from dualpath.errors import SettingsError, TransportError
-from dualpath.transport import copying
 from dualpath.transport.base import Copy
 from dualpath.transport.copying import (
     DeviceMemory,
@@ -75,20 +74,6 @@ def _device(seed: int) -> DeviceMemory:
 def test_every_pair_of_memories_copies_exactly_the_slices(destination: Memory, source: Memory) -> None:
     expected = _random_copy(destination, source)
     assert _bytes(destination) == expected
-
-
-def test_where_the_kernel_refuses_the_vectored_call_slices_are_copied_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    refused: list[int] = []
-
-    def refuse(*arguments: int) -> int:
-        refused.append(arguments[2])
-        return -1
-
-    monkeypatch.setattr(copying, "_process_vm_readv", refuse)
-    destination, source = _host(1), _host(2)
-    expected = _random_copy(destination, source)
-    assert _bytes(destination) == expected
-    assert refused == [1024, 1024, 952]
 
 
 def test_tensors_and_buffers_become_regions_over_the_same_bytes() -> None:
