@@ -85,23 +85,16 @@ class Driver:
 
     def round(self) -> tuple[int, float]:
         """Every group fetches once; lives that ended, and the thread's seconds for it."""
-        made = [
-            (
-                fetch,
-                group,
-                [EngineLoad(name, self._seen, 1 << 40) for name in names],
-                [self._turn() for _ in range(TURNS_PER_FETCH)],
-            )
-            for fetch, group, names in self._groups
-        ]
-        lives = 0
-        start_s = time.thread_time()
-        for fetch, group, reports, turns in made:
+        lives, elapsed_s = 0, 0.0
+        for fetch, group, names in self._groups:
+            reports = [EngineLoad(name, self._seen, 1 << 40) for name in names]
+            turns = [self._turn() for _ in range(TURNS_PER_FETCH)]
+            start_s = time.thread_time()
             for turn in turns:
                 self.scheduler.submit(turn)
             placed = [decision for decision in fetch(group, reports) if isinstance(decision, Placed)]
             lives += self._events(placed)
-        elapsed_s = time.thread_time() - start_s
+            elapsed_s += time.thread_time() - start_s
         self._seen = max((p.sequence for placed in self._prefilling for p in placed), default=0)
         return lives, elapsed_s
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import msgspec
@@ -14,7 +15,7 @@ from dualpath.errors import TransportError
 from dualpath.transport.base import Copy, CopyBatch, Operation, RegionDescriptor
 from dualpath.transport.shm import ShmTransport
 
-WAIT_S = 20.0
+WAIT_S = 10.0
 REGION_BYTES = 5 * 4096 + 17
 
 OWNER = f"""
@@ -153,3 +154,20 @@ def test_failed_attachments_leave_no_descriptor(transport: ShmTransport) -> None
             transport.attach(RegionDescriptor(true.transport, true.region, 5000, true.locator))
     assert len(os.listdir("/proc/self/fd")) == before
     other.close()
+
+
+def test_a_detached_region_is_unmapped_while_the_transport_lives(owner: Owner, transport: ShmTransport) -> None:
+    def mapped() -> bool:
+        with open("/proc/self/maps") as maps:
+            return any("test-owner-far" in line for line in maps)
+
+    transport.allocate("near", 4096)
+    transport.attach(owner.descriptor)
+    assert mapped()
+    _post(transport, Operation.WRITE, Copy(0, 0, 4096))
+    transport.detach("far")
+    ends = time.monotonic() + WAIT_S
+    # The copy thread lets go of the last post a moment after that is done.
+    while mapped() and time.monotonic() < ends:
+        time.sleep(0.001)
+    assert not mapped()

@@ -12,13 +12,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dualpath.clock import ManualClock
-from dualpath.scheduling.decisions import Decision, EngineDescription, EngineLoad, LossReason, Lost, Placed, RequestDescription
+from dualpath.scheduling.decisions import (
+    Decision,
+    EngineDescription,
+    EngineLoad,
+    LossReason,
+    Lost,
+    Placed,
+    Refused,
+    RequestDescription,
+)
 from dualpath.scheduling.limits import SchedulerLimits
 from dualpath.scheduling.log import RecordingScheduler, replay
 from dualpath.settings import Placement, ReadSidePolicy
 from dualpath.types import EngineName, GroupName, NodeName, RequestId, Role, Side
 
-BLOCK, KV_BLOCKS, USABLE = 8, 40, 38
+BLOCK = 8
+KV_BLOCKS = {"d0": 40, "d1": 40, "d2": 60}
+USABLE = {"d0": 38, "d1": 38, "d2": 57}  # above a watermark of 5 %
 ENGINES = {  # name: role, group, node
     "p0": (Role.PREFILL, "pg0", "n0"),
     "p1": (Role.PREFILL, "pg0", "n0"),
@@ -52,10 +63,9 @@ class World:
 
     def join(self, name: str) -> None:
         role, group, node = ENGINES[name]
-        blocks = KV_BLOCKS if role is Role.DECODE else 0
-        engine = EngineDescription(EngineName(name), role, GroupName(group), NodeName(node), blocks, KV_BLOCKS)
-        self.take(self.scheduler.engine_joined(engine))
+        engine = EngineDescription(EngineName(name), role, GroupName(group), NodeName(node), KV_BLOCKS.get(name, 0), 60)
         self.alive.add(name)
+        self.take(self.scheduler.engine_joined(engine))
 
     def lose(self, name: str) -> None:
         self.alive.discard(name)
@@ -65,16 +75,20 @@ class World:
             if name == placed.decode or (name == placed.prefill and request not in self.prefilled)
         }
         decisions = self.scheduler.engine_lost(EngineName(name))
-        assert {decision.request_id for decision in decisions} == needed
+        assert {decision.request_id for decision in decisions if isinstance(decision, Lost)} == needed
         self.take(decisions)
 
     def submit(self) -> None:
         self.submitted += 1
         name = f"r{self.submitted}"
-        prompt = self.choices.randint(1, (USABLE - 1) * BLOCK)
+        prompt = self.choices.randint(1, 56 * BLOCK)
         hit = self.choices.randint(0, (prompt - 1) // BLOCK) * BLOCK
         self.prompts[name] = prompt
-        assert self.scheduler.submit(RequestDescription(RequestId(name), prompt, hit, 1)) == []
+        self.take(self.scheduler.submit(RequestDescription(RequestId(name), prompt, hit, 1)))
+
+    def could_be_held(self, request: str) -> bool:
+        decodes = [name for name in self.alive if name in USABLE]
+        return not decodes or any(-(-self.prompts[request] // BLOCK) + 1 <= USABLE[name] for name in decodes)
 
     def fetch(self, group: str) -> None:
         engines = [name for name in sorted(self.alive) if ENGINES[name][1] == group]
@@ -93,7 +107,7 @@ class World:
         if prefill:
             return EngineLoad(EngineName(name), seen, unread)
         held = sum(-(-self.prompts[p.request_id] // BLOCK) + 1 for p in mine)
-        return EngineLoad(EngineName(name), seen, unread, max(0, KV_BLOCKS - held - self.choices.choice([0, 0, 1, 5])))
+        return EngineLoad(EngineName(name), seen, unread, max(0, KV_BLOCKS[name] - held - self.choices.choice([0, 0, 1, 5])))
 
     def take(self, decisions: Sequence[Decision]) -> None:
         for decision in decisions:
@@ -105,8 +119,11 @@ class World:
                 assert request not in self.placed
                 assert {decision.prefill, decision.decode} <= self.alive
                 self.placed[request] = decision
+            elif isinstance(decision, Refused):
+                assert request not in self.placed
+                assert not self.could_be_held(request)
+                self.end(request)
             else:
-                assert isinstance(decision, Lost)
                 self.check_partners(decision)
                 self.end(request)
 
@@ -151,6 +168,7 @@ class World:
         assert set(status.engines) == self.alive
         unfinished = sum(1 for name in self.prompts if not self.ends[name])
         assert (status.placed, status.waiting + status.placed) == (len(self.placed), unfinished)
+        assert all(self.could_be_held(name) for name in self.prompts if not self.ends[name] and name not in self.placed)
         unread: Counter[str] = Counter()
         for name, engine in status.engines.items():
             own = [r for r, p in self.placed.items() if p.decode == name or (p.prefill == name and r not in self.prefilled)]
@@ -159,8 +177,8 @@ class World:
             assert engine.unread_tokens >= 0
             unread[engine.node] += engine.unread_tokens
             if engine.role is Role.DECODE:
-                assert engine.reserved_blocks <= USABLE
-                assert engine.free_blocks == USABLE - engine.reserved_blocks - engine.grown_blocks
+                assert engine.reserved_blocks <= USABLE[name]
+                assert engine.free_blocks == USABLE[name] - engine.reserved_blocks - engine.grown_blocks
         assert {node: tokens for node, tokens in status.read_queue_tokens.items() if tokens} == +unread
 
     def step(self) -> None:
@@ -180,7 +198,7 @@ class World:
 
     def drain(self) -> None:
         """With all engines back and every placed request ending, everything accepted ends."""
-        for name in sorted(set(ENGINES) - self.alive):
+        for name in sorted(set(ENGINES) - self.alive, reverse=True):  # the large one first, so that nothing is refused
             self.join(name)
         for _ in range(200 + 3 * self.submitted):
             for group in ("pg0", "pg1", "dg0", "dg1"):

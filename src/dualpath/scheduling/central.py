@@ -79,7 +79,7 @@ class CentralScheduler:
             group=group,
             read_queue=self._nodes.setdefault(engine.node, ReadQueue(self._limits.node_rate(engine.node))),
             capacity=engine_capacity(engine, self._limits),
-            free_blocks=engine.kv_blocks - self._limits.watermark_blocks(engine.kv_blocks),
+            room_blocks=engine.kv_blocks - self._limits.watermark_blocks(engine.kv_blocks),
             buffer_tokens=engine.buffer_blocks * self._limits.block_tokens,
             allowance=RAMP_REQUESTS if ramps else UNLIMITED,
         )
@@ -114,7 +114,7 @@ class CentralScheduler:
             return []
         request = request_state(description, self._limits, self._clock.now())
         for pool in (self._decode, self._prefill):
-            if not pool.holds(request):
+            if not pool.floor.holds(request) and not pool.holds(request):
                 return [self._refused(pool, request)]
         self._requests[request.request_id] = request
         self._prefill.queue.append(request)
@@ -223,14 +223,12 @@ class CentralScheduler:
             request.unread_prefill = 0
 
     def _release_decode(self, request: RequestState, engine: EngineState) -> None:
-        demand = request.demand_blocks
         engine.requests -= 1
         engine.tokens -= request.prompt_tokens
-        engine.reserved_blocks -= demand
-        engine.free_blocks += demand
+        engine.reserved_blocks -= request.demand_blocks
         request.decode = None
-        if request.sequence:
-            engine.placed_blocks -= demand
+        if not request.sequence:
+            engine.half_blocks -= request.demand_blocks
         if request.unread_decode:
             engine.read(request.unread_decode)
             request.unread_decode = 0
@@ -292,10 +290,10 @@ class CentralScheduler:
     def _return_private_queue(self, group: GroupState) -> None:
         """To the front of the global queue, in order."""
         waiting = list(group.queue.waiting())
-        for request in waiting:
+        for request in reversed(waiting):
             self._leave_group(request, group)
+            self._decode.queue.appendleft(request)
         group.queue.replace([])
-        self._decode.queue.replace([*waiting, *self._decode.queue.waiting()])
 
     def _refuse_unheld(self, pool: RolePool, before: frozenset[Capacity]) -> list[Decision]:
         """Nobody may wait at the head of a queue for an engine that has gone: what none here could hold now is refused."""

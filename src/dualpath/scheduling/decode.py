@@ -26,13 +26,14 @@ class WaitingRequest(Protocol):
 class DecodeCandidate(Protocol):
     """A decode engine in phase 2.
 
-    ``requests`` is ``n_e``, ``tokens`` is ``tok_e``, ``free_blocks`` counts above the watermark, ``allowance`` is the most
-    requests it may hold at once (unlimited but for one that has just come back).
+    ``requests`` is ``n_e``, ``tokens`` is ``tok_e``; of ``room_blocks`` above the watermark ``reserved_blocks`` are taken;
+    ``allowance`` is the most requests it may hold at once (unlimited but for one that has just come back).
     """
 
     requests: int
     tokens: int
-    free_blocks: int
+    room_blocks: int
+    reserved_blocks: int
     allowance: int
 
 
@@ -77,7 +78,7 @@ class LeastLoaded:
             group = self._groups.get(order)
             if group is None or group.load_tokens != load:
                 heapq.heappop(heap)
-            elif group.takes(request):
+            elif group.capacity.holds(request) and (not group.ramping or group.has_open_place()):
                 group.queue.append(request)
                 group.load_tokens = load = load + request.prompt_tokens
                 request.decode_group = group
@@ -106,7 +107,7 @@ def balance_limit(waiting: Iterable[WaitingRequest], engines: Collection[DecodeC
     ``1.05 · (Σ_{r∈S} tokens(r) + Σ_e tok_e) / |G|``, where ``S`` are the requests from the head of the queue that fit
     the sum of free blocks (fragmentation ignored).
     """
-    free = sum(engine.free_blocks for engine in engines if engine.free_blocks > 0)
+    free = sum(max(0, engine.room_blocks - engine.reserved_blocks) for engine in engines)
     tokens = sum(engine.tokens for engine in engines)
     for request in waiting:
         free -= request.demand_blocks
@@ -131,7 +132,7 @@ class DecodeChoice(Generic[DecodeEngine]):
         most_tokens = self._limit_tokens - prompt_tokens
         fallback: DecodeEngine | None = None
         for engine in self._engines:
-            if engine.free_blocks >= demand_blocks:
+            if engine.room_blocks - engine.reserved_blocks >= demand_blocks:
                 if engine.tokens <= most_tokens:
                     return engine
                 if fallback is None or engine.tokens < fallback.tokens:

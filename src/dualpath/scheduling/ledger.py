@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -29,6 +29,12 @@ class Capacity(NamedTuple):
             and request.context_blocks <= self.context_blocks
             and request.hit_blocks <= self.hit_blocks
         )
+
+
+def smallest(capacities: Iterable[Capacity]) -> Capacity:
+    """What all of them hold; without any, everything."""
+    unlimited = Capacity(UNLIMITED, UNLIMITED, UNLIMITED)
+    return Capacity(*map(min, zip(unlimited, *capacities, strict=True)))
 
 
 @dataclass(slots=True, eq=False)
@@ -113,13 +119,12 @@ class GroupState:
     load_tokens: int = 0
     ramping: int = 0
 
-    def takes(self, request: RequestState) -> bool:
-        """Whether the private queue may get the request: an engine could hold it, and not all are just coming back."""
-        if self.ramping and self.ramping == len(self.engines):
-            open_places = sum(max(0, engine.allowance - engine.requests) for engine in self.engines.values())
-            if self.queue.waiting_count() >= open_places:
-                return False
-        return self.capacity.holds(request)
+    def has_open_place(self) -> bool:
+        """Whether the private queue may get another request while all engines are just coming back."""
+        if self.ramping < len(self.engines):
+            return True
+        open_places = sum(max(0, engine.allowance - engine.requests) for engine in self.engines.values())
+        return self.queue.waiting_count() < open_places
 
 
 @dataclass(slots=True, eq=False)
@@ -132,9 +137,9 @@ class EngineState:
         tokens: their prompt tokens, hits included (``tok_e``).
         unread_tokens: its part of what is placed on the node and not known to be read; ``read_ahead_tokens`` are those
             that a report said were read before their events came, so that the node's queue is shorter by them.
-        free_blocks: KV blocks above the watermark that are neither reserved nor reported as grown (decode only).
-        reserved_blocks: blocks reserved by its requests; ``placed_blocks`` those of fully placed ones.
-        grown_blocks: blocks that it reported in use beyond what the requests it knew have reserved.
+        room_blocks: KV blocks above the watermark, less ``grown_blocks``: those that it reported in use beyond what the
+            requests it knew have reserved (decode only).
+        reserved_blocks: blocks reserved by its requests; ``half_blocks`` those of requests that are only half placed.
         allowance: the most requests it may hold at once.
         unseen: placements that no report of it has shown to be known to it yet, in order.
     """
@@ -145,7 +150,7 @@ class EngineState:
     group: GroupState
     read_queue: ReadQueue
     capacity: Capacity
-    free_blocks: int
+    room_blocks: int
     buffer_tokens: int
     allowance: int
     requests: int = 0
@@ -153,9 +158,13 @@ class EngineState:
     unread_tokens: int = 0
     read_ahead_tokens: int = 0
     reserved_blocks: int = 0
-    placed_blocks: int = 0
+    half_blocks: int = 0
     grown_blocks: int = 0
     unseen: deque[RequestState] = field(default_factory=deque)
+
+    def has_room(self, request: RequestState) -> bool:
+        """Whether the request's blocks are free above the watermark (decode only)."""
+        return self.room_blocks - self.reserved_blocks >= request.demand_blocks
 
     def placed(self, request: RequestState, unread_tokens: int) -> None:
         """Both sides of the request are known, and this engine reads ``unread_tokens`` of its hit."""
@@ -189,14 +198,16 @@ class EngineState:
             if not request.left:
                 later_unread += request.unread_decode if self.decodes else request.unread_prefill
                 later_blocks += request.demand_blocks
-        self._set_read_ahead(max(0, self.unread_tokens - later_unread - load.unread_tokens))
+        ahead = self.unread_tokens - later_unread - load.unread_tokens
+        if ahead > 0 or self.read_ahead_tokens:
+            self._set_read_ahead(max(0, ahead))
         if load.free_kv_blocks is not None:
             used = self.description.kv_blocks - load.free_kv_blocks
-            self.set_grown(max(0, used - (self.placed_blocks - later_blocks)))
+            self.set_grown(max(0, used - (self.reserved_blocks - self.half_blocks - later_blocks)))
 
     def set_grown(self, blocks: int) -> None:
         """Blocks in use beyond the reservations."""
-        self.free_blocks -= blocks - self.grown_blocks
+        self.room_blocks -= blocks - self.grown_blocks
         self.grown_blocks = blocks
 
     def _set_read_ahead(self, tokens: int) -> None:

@@ -61,7 +61,7 @@ class Placer:
         decisions: list[Decision] = []
         queue, engines = group.queue, group.engines.values()
         request = queue.head()
-        if request is None or all(engine.free_blocks < request.demand_blocks for engine in engines):
+        if request is None or all(not engine.has_room(request) for engine in engines):
             return decisions
         choice = DecodeChoice(engines, balance_limit(queue.waiting(), engines))
         while request is not None:
@@ -91,7 +91,7 @@ class Placer:
         queue = self._decode.queue
         while (request := queue.head()) is not None:
             engine = self._decode.whose_turn(request)
-            if engine is None or engine.free_blocks < request.demand_blocks:
+            if engine is None or not engine.has_room(request):
                 break
             queue.popleft()
             self._decode.turn_taken()
@@ -105,6 +105,7 @@ class Placer:
         engine.requests += 1
         engine.tokens += request.prompt_tokens
         if request.decode is not None:
+            request.decode.half_blocks -= request.demand_blocks
             decisions.append(self._place(request, engine, request.decode))
 
     def _assign_decode(self, request: RequestState, engine: EngineState, decisions: list[Decision]) -> None:
@@ -112,8 +113,9 @@ class Placer:
         engine.requests += 1
         engine.tokens += request.prompt_tokens
         engine.reserved_blocks += request.demand_blocks
-        engine.free_blocks -= request.demand_blocks
-        if request.prefill is not None:
+        if request.prefill is None:
+            engine.half_blocks += request.demand_blocks
+        else:
             decisions.append(self._place(request, request.prefill, engine))
 
     def _place(self, request: RequestState, prefill: EngineState, decode: EngineState) -> Placed:
@@ -128,5 +130,4 @@ class Placer:
         request.unread_prefill, request.unread_decode = share.prefill_tokens, share.decode_tokens
         prefill.placed(request, request.unread_prefill)
         decode.placed(request, request.unread_decode)
-        decode.placed_blocks += request.demand_blocks
         return Placed(request.request_id, prefill.name, decode.name, share, self.sequence)

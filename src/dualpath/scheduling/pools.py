@@ -7,12 +7,15 @@ from itertools import chain
 
 from dualpath.errors import UnknownEngine
 from dualpath.scheduling.decisions import EngineLoad
-from dualpath.scheduling.ledger import Capacity, EngineState, GroupState, RequestState, WaitingQueue
+from dualpath.scheduling.ledger import Capacity, EngineState, GroupState, RequestState, WaitingQueue, smallest
 from dualpath.types import EngineName, GroupName, Role
 
 
 class RolePool:
-    """The engines of one role, the role's global queue, and what the engines of each group could hold."""
+    """The engines of one role, the role's global queue, and what the engines could hold.
+
+    ``capacities`` are the groups', ``floor`` is what every one of them holds.
+    """
 
     def __init__(self, role: Role) -> None:
         self.role = role
@@ -20,6 +23,7 @@ class RolePool:
         self.groups: dict[GroupName, GroupState] = {}
         self.engines: dict[EngineName, EngineState] = {}
         self.capacities: frozenset[Capacity] = frozenset()
+        self.floor = smallest(())
         self._order: list[EngineState] = []
         self._next = 0
         self._groups_joined = 0
@@ -90,6 +94,6 @@ class RolePool:
         self._next = (self._next + 1) % len(self._order)
 
     def _recount(self, group: GroupState) -> None:
-        if group.engines:
-            group.capacity = Capacity(*map(min, zip(*(engine.capacity for engine in group.engines.values()), strict=True)))
+        group.capacity = smallest(engine.capacity for engine in group.engines.values())
         self.capacities = frozenset(group.capacity for group in self.groups.values())
+        self.floor = smallest(self.capacities)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 
 from dualpath.settings import ReadSidePolicy
 from dualpath.types import ReadShare
+
+_NO_HIT = ReadShare()
 
 
 @dataclass(slots=True, eq=False)
@@ -22,11 +23,6 @@ class ReadQueue:
     unread_tokens: int = 0
 
 
-@lru_cache(maxsize=8192)  # a share costs as much to make as to choose, and there are only as many as blocks in a hit
-def _share(prefill_tokens: int, decode_tokens: int) -> ReadShare:
-    return ReadShare(prefill_tokens, decode_tokens)
-
-
 def shorter_queue(hit_tokens: int, prefill: ReadQueue, decode: ReadQueue) -> ReadShare:
     """The side that would be done with the hit first, the prefill side when they tie.
 
@@ -34,8 +30,8 @@ def shorter_queue(hit_tokens: int, prefill: ReadQueue, decode: ReadQueue) -> Rea
     """
     prefill_s = (prefill.unread_tokens + hit_tokens) / prefill.tokens_per_s
     if prefill_s <= (decode.unread_tokens + hit_tokens) / decode.tokens_per_s:
-        return _share(hit_tokens, 0)
-    return _share(0, hit_tokens)
+        return ReadShare(hit_tokens, 0)
+    return ReadShare(0, hit_tokens)
 
 
 def split(hit_tokens: int, prefill: ReadQueue, decode: ReadQueue, block_tokens: int) -> ReadShare:
@@ -47,7 +43,7 @@ def split(hit_tokens: int, prefill: ReadQueue, decode: ReadQueue, block_tokens: 
     ahead = prefill.tokens_per_s * (decode.unread_tokens + hit_tokens) - decode.tokens_per_s * prefill.unread_tokens
     head = round(ahead / rates / block_tokens) * block_tokens
     head = min(max(head, 0), hit_tokens)
-    return _share(head, hit_tokens - head)
+    return ReadShare(head, hit_tokens - head)
 
 
 def recompute_is_faster(share: ReadShare, prefill: ReadQueue, decode: ReadQueue, prefill_tokens_per_s: float) -> bool:
@@ -66,7 +62,7 @@ class ReadSide:
     def __init__(self, policy: ReadSidePolicy, block_tokens: int) -> None:
         self._prefill_turn = False
         policies: dict[ReadSidePolicy, Callable[[int, ReadQueue, ReadQueue], ReadShare]] = {
-            ReadSidePolicy.PREFILL: lambda hit_tokens, _prefill, _decode: _share(hit_tokens, 0),
+            ReadSidePolicy.PREFILL: lambda hit_tokens, _prefill, _decode: ReadShare(hit_tokens, 0),
             ReadSidePolicy.ROUND_ROBIN: lambda hit_tokens, _prefill, _decode: self._in_turn(hit_tokens),
             ReadSidePolicy.SHORTER_QUEUE: shorter_queue,
             ReadSidePolicy.SPLIT: lambda hit_tokens, prefill, decode: split(hit_tokens, prefill, decode, block_tokens),
@@ -80,12 +76,12 @@ class ReadSide:
         hold is read by the decode side.
         """
         if not hit_tokens:
-            return _share(0, 0)
+            return _NO_HIT
         share = self._policy(hit_tokens, prefill, decode)
         if share.prefill_tokens > prefill_buffer_tokens:
-            return _share(prefill_buffer_tokens, hit_tokens - prefill_buffer_tokens)
+            return ReadShare(prefill_buffer_tokens, hit_tokens - prefill_buffer_tokens)
         return share
 
     def _in_turn(self, hit_tokens: int) -> ReadShare:
         self._prefill_turn = not self._prefill_turn
-        return _share(hit_tokens, 0) if self._prefill_turn else _share(0, hit_tokens)
+        return ReadShare(hit_tokens, 0) if self._prefill_turn else ReadShare(0, hit_tokens)

@@ -62,6 +62,6 @@ def engine_ledger(engine: EngineState, half_placed: int) -> EngineLedger:
         unread_tokens=engine.unread_tokens - engine.read_ahead_tokens,
         reserved_blocks=engine.reserved_blocks,
         grown_blocks=engine.grown_blocks,
-        free_blocks=engine.free_blocks,
+        free_blocks=engine.room_blocks - engine.reserved_blocks,
         allowance=engine.allowance,
     )

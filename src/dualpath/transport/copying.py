@@ -117,9 +117,9 @@ def joined_slices(slices: Slices) -> Slices:
 def copy_slices(destination: Memory, source: Memory, to: Slices, from_: Slices, lengths: Slices) -> None:
     """Move ``lengths[i]`` bytes from offset ``from_[i]`` to offset ``to[i]``, all ``[n]``; done when it returns."""
     if isinstance(destination, HostMemory) and isinstance(source, HostMemory):
-        # About 0.8 us a slice, in C from end to end, and other threads run during each memmove. Measured beside it: slices of
-        # memoryviews, which are quicker for small slices, and of torch tensors (7 us) keep the interpreter lock longer;
-        # process_vm_readv moves 1,024 slices a call, but from 64 KiB on at no more than 0.8 of the speed.
+        # About 0.8 us a slice, in C from end to end, and other threads run during each memmove. Measured beside it: memoryview
+        # slices are quicker below 64 KiB, but keep the interpreter lock; torch takes 7 us a slice; process_vm_readv takes
+        # 1,024 slices a call, but from 64 KiB on has 0.6 to 0.8 of the speed.
         addresses = (to + destination.address).tolist(), (from_ + source.address).tolist()
         deque(map(ctypes.memmove, *addresses, lengths.tolist()), maxlen=0)
     else:

@@ -16,8 +16,9 @@ class Engine:
     name: str
     requests: int
     tokens: int
-    free_blocks: int
+    room_blocks: int
     allowance: int = 1000
+    reserved_blocks: int = 0
 
 
 @dataclass

@@ -255,6 +255,22 @@ def test_a_cancelled_read_that_was_not_started_drains_at_once() -> None:
     _run(scenario)
 
 
+def test_a_cancelled_heads_stall_timer_does_not_outlive_it() -> None:
+    async def scenario(scene: Scene) -> None:
+        head, behind = scene.read("ab"), scene.read("xy")
+        await asyncio.sleep(0.06)
+        head.cancel()
+        await asyncio.sleep(0.06)
+        assert not behind.outcome.done(), "watched from when it became the head"
+        assert await behind == ReadResult(0, stalled=True)
+        assert scene.queue.stalls == 1
+        await scene.storage.end(0)
+        await scene.storage.end(1)
+        assert scene.queue.idle
+
+    _run(scenario, stall_timeout_s=0.1)
+
+
 def test_closing_waits_for_the_storage_up_to_its_deadline() -> None:
     async def scenario(scene: Scene) -> None:
         reading = scene.read("abcdef")
