@@ -21,6 +21,7 @@ from dualpath.workload.trajectory import Trajectory
 CLUSTER: dict[str, Any] = {
     "block_tokens": 16,
     "max_len": 4096,
+    "pending_timeout_s": 10.0,
     "prefill_buffer": "128MiB",
     "decode_buffer": "384MiB",
     "decode_kv_memory": "384MiB",

@@ -87,16 +87,16 @@ class CentralScheduler:
         before, capacity = pool.capacities, group.capacity
         pool.add(state)
         if pool is self._decode:
-            if group.capacity != capacity:
-                self._return_private_queue(group)
             self._placer.loads.add(group)
+        if len(group.engines) > 1 and group.capacity != capacity:
+            self._start_over()
         return decisions + self._refuse_unheld(pool, before)
 
     def engine_lost(self, name: EngineName) -> list[Decision]:
         """Give an engine up, whether it said goodbye or fell silent.
 
-        Requests placed on it are lost, those half placed return to the front of its side's queue; the last engine of a
-        decode group returns the private queue. An unknown name is no error.
+        Requests placed on it are lost; all others return to both queues in the order in which they were submitted. An
+        unknown name is no error.
         """
         for pool in (self._prefill, self._decode):
             if name in pool.engines:
@@ -267,33 +267,36 @@ class CentralScheduler:
         return Lost(request.request_id, reason, knows[0], knows[1])
 
     def _remove_engine(self, pool: RolePool, engine: EngineState) -> list[Decision]:
-        mine = [request for request in self._requests.values() if engine in (request.prefill, request.decode)]
-        decisions: list[Decision] = [self._lose(r, LossReason.ENGINE_LOST, engine) for r in mine if r.sequence]
-        group = engine.group
-        queue = group.queue if pool is self._decode and self._placer.adaptive else pool.queue
-        release = self._release_decode if pool is self._decode else self._release_prefill
-        for request in reversed([request for request in mine if not request.sequence]):
-            release(request, engine)
-            queue.appendleft(request)
-            if queue is self._decode.queue:
-                self._leave_group(request, group)
+        mine = [r for r in self._requests.values() if r.sequence and engine in (r.prefill, r.decode)]
+        decisions: list[Decision] = [self._lose(request, LossReason.ENGINE_LOST, engine) for request in mine]
+        self._start_over()
+        group, before = engine.group, pool.capacities
         group.ramping -= engine.allowance < UNLIMITED
-        before = pool.capacities
         pool.remove(engine)
         if not any(e.read_queue is engine.read_queue for p in self._pools.values() for e in p.engines.values()):
             del self._nodes[engine.description.node]
         if pool is self._decode and not group.engines:
-            self._return_private_queue(group)
             self._placer.loads.remove(group)
         return decisions + self._refuse_unheld(pool, before)
 
-    def _return_private_queue(self, group: GroupState) -> None:
-        """To the front of the global queue, in order."""
-        waiting = list(group.queue.waiting())
-        for request in reversed(waiting):
-            self._leave_group(request, group)
-            self._decode.queue.appendleft(request)
-        group.queue.replace([])
+    def _start_over(self) -> None:
+        """Take back everything that is not placed on both sides: to the global queues, in order of submission.
+
+        Half placements are known to the scheduler only, so this costs the engines nothing. If only those on a lost
+        engine went back, the two sides would be given out in different orders, and requests that hold a prefill engine
+        could wait for ever for decode engines held by requests that wait for that prefill engine.
+        """
+        waiting = [request for request in self._requests.values() if not request.sequence]
+        for request in waiting:
+            if request.prefill is not None:
+                self._release_prefill(request, request.prefill)
+            if request.decode is not None:
+                self._release_decode(request, request.decode)
+            if request.decode_group is not None:
+                request.decode_group.queue.replace([])
+                self._leave_group(request, request.decode_group)
+        self._prefill.queue.replace(waiting)
+        self._decode.queue.replace(waiting)
 
     def _refuse_unheld(self, pool: RolePool, before: frozenset[Capacity]) -> list[Decision]:
         """Nobody may wait at the head of a queue for an engine that has gone: what none here could hold now is refused."""

@@ -241,7 +241,7 @@ def test_phase_one_balances_groups_with_their_private_queues() -> None:
     assert [cluster.ledger(f"d{index}")[:2] for index in range(3)] == [(1, 300), (2, 200), (2, 200)]
 
 
-def test_losing_a_side_while_half_placed_returns_the_request_to_the_front() -> None:
+def test_losing_a_side_while_half_placed_puts_the_request_first_again() -> None:
     cluster = Cluster(prefill=2, decode=0)
     cluster.submit("a", "b", prompt=300, hit=0)
     cluster.fetch("p0")
@@ -252,7 +252,20 @@ def test_losing_a_side_while_half_placed_returns_the_request_to_the_front() -> N
     assert cluster.placed("d0") == {"a": ("p1", "d0"), "b": ("p1", "d0")}
 
 
-def test_losing_a_decode_engine_while_half_placed_returns_to_its_groups_queue() -> None:
+@pytest.mark.parametrize("placement", list(Placement))
+def test_half_placements_never_wait_for_each_other_after_a_loss(placement: Placement) -> None:
+    cluster = Cluster(replace(LIMITS, placement=placement), prefill=2, decode=1)
+    cluster.submit("a", "b", prompt=600, hit=0)  # each fills a prefill engine, d0 has room for one
+    cluster.fetch("p0")
+    cluster.fetch("p1")
+    cluster.lost("p0")
+    # b must not keep p1 while a, first in d0's queue, waits for it
+    assert cluster.placed("d0", "p1", "d0") == {"a": ("p1", "d0")}
+    cluster.scheduler.finished(RequestId("a"))
+    assert cluster.placed("d0", "p1", "d0") == {"b": ("p1", "d0")}
+
+
+def test_losing_a_decode_engine_while_half_placed_keeps_the_order() -> None:
     cluster = Cluster(prefill=0, decode=2, group=True)
     cluster.submit("a", "b", "c", "d", prompt=400, hit=0)
     cluster.fetch("d")
