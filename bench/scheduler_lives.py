@@ -1,14 +1,16 @@
 """Request lives a second that one core's scheduler gets through: submit, both placements, reads, prefilled, finished.
 
-Turns of 33k tokens on average with a 98 % hit arrive between the fetches of the groups' leaders, seven to a fetch; every
-fetch brings a report for each engine; a placed request is read and prefilled a round of all groups later and finished
-some rounds after that. Everything but the making of descriptions and reports counts, in processor time of the thread;
-the time of an empty function call tells how fast the machine was meanwhile.
+Turns of 33k tokens on average with a 98 % hit arrive at the rate that is aimed at, while the leader of every group fetches
+once an interval and brings a report for each engine, so that a fetch finds ``rate * interval / groups`` new turns. A
+placed request is read and prefilled one interval later and finished some intervals after that. Everything but the
+making of descriptions and reports counts, in processor time of the thread; the time of an empty function call tells how
+fast the machine was meanwhile. ``--check`` prints a digest of all placements instead: equal for equal policies.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import random
 import statistics
@@ -17,14 +19,16 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from dualpath.clock import MonotonicClock
+from dualpath.clock import ManualClock, MonotonicClock
 from dualpath.scheduling.central import CentralScheduler
 from dualpath.scheduling.decisions import Decision, EngineDescription, EngineLoad, Placed, RequestDescription
 from dualpath.scheduling.limits import SchedulerLimits
+from dualpath.settings import SchedulingSettings
 from dualpath.types import EngineName, GroupName, NodeName, RequestId, Role, Side
 
 BLOCK_TOKENS = 64
-TURNS_PER_FETCH = 7
+KV_BLOCKS = 1 << 17
+"""Of a decode engine: at this rate only counting is measured, so memory must not be what limits it."""
 PREFILL_SIDE, DECODE_SIDE = Side.PREFILL, Side.DECODE
 
 Fetch = Callable[[GroupName, list[EngineLoad]], list[Decision]]
@@ -38,6 +42,19 @@ class Scale:
     decode: int
     group: int = 8
 
+    @property
+    def groups(self) -> int:
+        return -(-self.prefill // self.group) + -(-self.decode // self.group)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the cluster has to do: turns between two fetches, and the intervals for which a request decodes."""
+
+    turns_per_fetch: int
+    intervals_decoding: int
+    seed: int
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -46,8 +63,9 @@ class Measured:
     prefill: int
     decode: int
     group: int
-    lives_per_round: int
+    turns_per_fetch: int
     in_flight: int
+    waiting: int
     lives_per_s: float
     slowest_lives_per_s: float
     fastest_lives_per_s: float
@@ -57,16 +75,17 @@ class Measured:
 class Driver:
     """Clients and engines that do what the scheduler says."""
 
-    def __init__(self, scale: Scale, rounds_in_flight: int, seed: int) -> None:
-        self._random = random.Random(seed)
+    def __init__(self, scale: Scale, load: Load, clock: ManualClock | MonotonicClock) -> None:
+        self._random = random.Random(load.seed)
+        self._turns_per_fetch = load.turns_per_fetch
         limits = SchedulerLimits(BLOCK_TOKENS, storage_tokens_per_s=600_000, prefill_tokens_per_s=400_000)
-        self.scheduler = CentralScheduler(limits, MonotonicClock())
+        self.scheduler = CentralScheduler(limits, clock)
         self._groups: list[tuple[Fetch, GroupName, list[EngineName]]] = []
         self._join(Role.DECODE, scale.decode, scale.group, self.scheduler.fetch_decode)
         self._join(Role.PREFILL, scale.prefill, scale.group, self.scheduler.fetch_prefill)
         self._random.shuffle(self._groups)
         self._prefilling: deque[list[Placed]] = deque([] for _ in self._groups)
-        self._decoding: deque[list[Placed]] = deque([] for _ in range(rounds_in_flight * len(self._groups)))
+        self._decoding: deque[list[Placed]] = deque([] for _ in range(load.intervals_decoding * len(self._groups)))
         self._submitted = 0
         self._seen = 0
 
@@ -75,7 +94,8 @@ class Driver:
             node = f"{role}-{first // group_size}"
             names = [EngineName(f"{node}.{index}") for index in range(min(group_size, engines - first))]
             for name in names:
-                self.scheduler.engine_joined(EngineDescription(name, role, GroupName(node), NodeName(node), 16_384, 1 << 20))
+                description = EngineDescription(name, role, GroupName(node), NodeName(node), KV_BLOCKS, KV_BLOCKS)
+                self.scheduler.engine_joined(description)
             self._groups.append((fetch, GroupName(node), names))
 
     def _turn(self) -> RequestDescription:
@@ -88,7 +108,7 @@ class Driver:
         lives, elapsed_s = 0, 0.0
         for fetch, group, names in self._groups:
             reports = [EngineLoad(name, self._seen, 1 << 40) for name in names]
-            turns = [self._turn() for _ in range(TURNS_PER_FETCH)]
+            turns = [self._turn() for _ in range(self._turns_per_fetch)]
             start_s = time.thread_time()
             for turn in turns:
                 self.scheduler.submit(turn)
@@ -115,6 +135,10 @@ class Driver:
             scheduler.finished(request.request_id)
         return len(finished)
 
+    def newest(self) -> list[Placed]:
+        """What the latest fetch placed."""
+        return self._prefilling[-1]
+
 
 def empty_call_ns(calls: int = 20_000) -> float:
     """Processor time of one call of a function that does nothing."""
@@ -128,23 +152,24 @@ def empty_call_ns(calls: int = 20_000) -> float:
     return (time.thread_time() - start_s) / calls * 1e9
 
 
-def measure(scale: Scale, rounds: int, rounds_in_flight: int, seed: int) -> Measured:
+def measure(scale: Scale, load: Load, rounds: int) -> Measured:
     """The median over ``rounds`` rounds, after the pipeline has filled."""
-    driver = Driver(scale, rounds_in_flight, seed)
-    for _ in range(rounds_in_flight + 3):
+    driver = Driver(scale, load, MonotonicClock())
+    for _ in range(load.intervals_decoding + 3):
         driver.round()
-    rates, counts, calls = [], [], []
+    rates, calls = [], []
     for _ in range(rounds):
         lives, elapsed_s = driver.round()
         rates.append(lives / elapsed_s)
-        counts.append(lives)
         calls.append(empty_call_ns())
+    status = driver.scheduler.status()
     return Measured(
         prefill=scale.prefill,
         decode=scale.decode,
         group=scale.group,
-        lives_per_round=round(statistics.mean(counts)),
-        in_flight=driver.scheduler.status().placed,
+        turns_per_fetch=load.turns_per_fetch,
+        in_flight=status.placed,
+        waiting=status.waiting,
         lives_per_s=statistics.median(rates),
         slowest_lives_per_s=min(rates),
         fastest_lives_per_s=max(rates),
@@ -153,22 +178,30 @@ def measure(scale: Scale, rounds: int, rounds_in_flight: int, seed: int) -> Meas
 
 
 def main() -> None:
+    interval_s = SchedulingSettings().fetch_interval_s
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--rounds-in-flight", type=int, default=10, help="rounds that a request decodes")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--lives-per-s", type=float, default=80_000, help="the rate that is aimed at")
+    parser.add_argument("--interval", type=float, default=interval_s, metavar="SECONDS", help="between a leader's fetches")
+    parser.add_argument("--intervals-decoding", type=int, default=10, help="intervals for which a request decodes")
+    parser.add_argument("--turns-per-fetch", type=int, help="instead of what rate and interval come to")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print one JSON list instead of text")
     options = parser.parse_args()
-    scales = Scale(16, 32), Scale(384, 768)
-    results = [measure(scale, options.rounds, options.rounds_in_flight, options.seed) for scale in scales]
+    results = []
+    for scale in Scale(16, 32), Scale(384, 768):
+        turns = options.turns_per_fetch or max(1, round(options.lives_per_s * options.interval / scale.groups))
+        load = Load(turns, options.intervals_decoding, options.seed)
+        results.append(measure(scale, load, options.rounds))
     if options.json:
         print(json.dumps([asdict(result) for result in results]))
         return
     for result in results:
         print(
-            f"{result.prefill:4d} PE {result.decode:4d} DE in groups of {result.group}: {result.lives_per_s:8,.0f} lives/s"
+            f"{result.prefill:4d} PE {result.decode:4d} DE in groups of {result.group}, {result.turns_per_fetch} turns a fetch: "
+            f"{result.lives_per_s:8,.0f} lives/s"
             f" (rounds {result.slowest_lives_per_s:,.0f} to {result.fastest_lives_per_s:,.0f};"
-            f" {result.lives_per_round} a round, {result.in_flight} in flight; empty call {result.empty_call_ns:.0f} ns)"
+            f" {result.in_flight} in flight, {result.waiting} waiting; empty call {result.empty_call_ns:.0f} ns)"
         )
 
 

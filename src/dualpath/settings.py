@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import MISSING, Field, dataclass, field, fields
+from decimal import Decimal
 from enum import StrEnum
 from typing import Any
 
@@ -17,18 +18,16 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?(/s)?\s*", re.IGNORECASE)
 
 
-def parse_bytes(text: str | int, key: str = "size") -> int:
-    """Bytes, or bytes a second, from text like ``64MB/s``, ``1.5GiB`` or ``4096``.
+def parse_bytes(text: object, key: str = "size") -> int:
+    """Bytes, or bytes a second, from text like ``64MB/s``, ``1.5GiB`` or ``4096``, or from a number.
 
     Raises:
-        SettingsError: the text is no such quantity.
+        SettingsError: this is no such quantity.
     """
-    if isinstance(text, int):
-        return text
-    match = _QUANTITY.fullmatch(text)
+    match = _QUANTITY.fullmatch(str(text))
     if match is None:
         raise SettingsError(f"{key}: {text!r} is no size; write bytes, or a number with a unit as in 64MB, 1.5GiB, 64MB/s")
-    return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
+    return int(Decimal(match[1]) * _UNITS[(match[2] or "").lower()])
 
 
 class ReadSidePolicy(StrEnum):
@@ -56,9 +55,9 @@ class Dtype(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
-def knob(default: Any, help: str, *, bytes: bool = False, minimum: float | None = None) -> Any:
-    """A field with its help text; ``bytes`` fields also take text like ``64MB``."""
-    return field(default=default, metadata={"help": help, "bytes": bytes, "minimum": minimum})
+def knob(default: Any, help: str, *, bytes: bool = False, minimum: float | None = None, maximum: float | None = None) -> Any:
+    """A field with its help text; ``bytes`` fields also take text like ``64MB``. ``knobs`` checks values by these rules."""
+    return field(default=default, metadata={"help": help, "bytes": bytes, "minimum": minimum, "maximum": maximum})
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +90,14 @@ class SchedulingSettings:
     alpha_s: float = knob(3.0, "read queue (seconds of storage reading) above which a prefill node is avoided", minimum=0)
     beta_s: float = knob(5.0, "work (seconds of prefill) above which a prefill engine gets nothing more", minimum=0)
     storage_tokens_per_s: float | None = knob(
-        None, "tokens of KV a node reads a second; default: profile or SNIC limit", minimum=0
+        None, "tokens of KV a node reads a second; default: profile or SNIC limit", minimum=0.001
     )
     prefill_tokens_per_s: float | None = knob(
-        None, "tokens a prefill engine gets through a second; default: profile", minimum=0
+        None, "tokens a prefill engine gets through a second; default: profile", minimum=0.001
     )
-    decode_free_watermark: float = knob(0.02, "share of a decode engine's KV memory that placement keeps free", minimum=0)
+    decode_free_watermark: float = knob(
+        0.02, "share of a decode engine's KV memory that placement keeps free", minimum=0, maximum=0.9
+    )
     fetch_interval_s: float = knob(0.05, "how often leaders report loads and ask for work", minimum=0.001)
 
 
@@ -164,7 +165,7 @@ class ServerSettings:
     """The HTTP API."""
 
     host: str = knob("127.0.0.1", "address to listen on")
-    port: int = knob(8000, "port to listen on (0: any free one)", minimum=0)
+    port: int = knob(8000, "port to listen on (0: any free one)", minimum=0, maximum=65535)
     api_key: str | None = knob(None, "key that clients must send as a bearer token")
     max_pending: int = knob(1024, "accepted and unfinished requests above which new ones get 503", minimum=1)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import NewType
+from typing import NamedTuple, NewType
 
 RequestId = NewType("RequestId", str)
 """One attempt of one turn; a resubmitted turn gets a new one."""
@@ -36,8 +35,7 @@ class Side(StrEnum):
     DECODE = "decode"
 
 
-@dataclass(frozen=True, slots=True)
-class ReadShare:
+class ReadShare(NamedTuple):
     """How many hit tokens each side reads: the prefill engine takes the head, the decode engine the tail.
 
     ``(hit, 0)`` is the paper's PE read path, ``(0, hit)`` its DE read path, both non-zero a split read.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,8 @@ class Runner:
         return self.model.logits(hidden)
 
     def pool(self, pages: int) -> torch.Tensor:
-        return self.buffers(pages * PAGE_TOKENS).unflatten(1, (pages, PAGE_TOKENS))
+        rows = self.buffers(pages * PAGE_TOKENS)
+        return rows.view(len(rows), pages, PAGE_TOKENS, -1)
 
     def to_pages(self, buffers: torch.Tensor, kv_start: int, tokens: int, pool: torch.Tensor, table: Sequence[int]) -> None:
         """Copy a sequence's rows to its pages, page by page."""
@@ -81,15 +83,15 @@ def load_reference(directory: Path, dtype: Dtype) -> Any:
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("models") / request.param
-    sizes = {"hidden": 48, "heads": 6, "kv_heads": 2, "head_dim": 20, "intermediate": 80, "vocab": 320}
+    root: Path = tmp_path_factory.mktemp("models") / request.param
+    sizes: dict[str, Any] = {"hidden": 48, "heads": 6, "kv_heads": 2, "head_dim": 20, "intermediate": 80, "vocab": 320}
     create_model(root, architecture=request.param, layers=4, tied=request.param == "Qwen2ForCausalLM", seed=3, **sizes)
     return root
 
 
 @pytest.fixture(scope="module")
-def exact(directory: Path) -> Iterator[tuple[Runner, Any]]:
-    yield Runner(load_model(directory, Dtype.FLOAT64, "cpu")), load_reference(directory, Dtype.FLOAT64)
+def exact(directory: Path) -> tuple[Runner, Any]:
+    return Runner(load_model(directory, Dtype.FLOAT64, "cpu")), load_reference(directory, Dtype.FLOAT64)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(Dtype.FLOAT64, 1e-10), (Dtype.FLOAT32, FLOAT32_TOLERANCE)])
@@ -136,8 +138,7 @@ def test_chunked_prefill(exact: tuple[Runner, Any], cuts: tuple[int, ...]) -> No
     buffers = runner.buffers(200)
     edges = (0, *cuts, 200)
     chunks = [
-        runner.prefill(buffers, [PrefillSegment(0, start, end - start)], prompt[start:end])
-        for start, end in zip(edges, edges[1:], strict=False)
+        runner.prefill(buffers, [PrefillSegment(0, start, end - start)], prompt[start:end]) for start, end in pairwise(edges)
     ]
     torch.testing.assert_close(torch.cat(chunks), reference_logits(reference, prompt), rtol=0, atol=FLOAT64_TOLERANCE)
 

@@ -64,3 +64,7 @@ def main() -> None:
         sys.exit(EXIT_USAGE if isinstance(error, SettingsError) else EXIT_FAILURE)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

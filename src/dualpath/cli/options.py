@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import tomllib
-import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, fields, replace
+from dataclasses import Field, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-import msgspec
 
 from dualpath.errors import SettingsError
+from dualpath.knobs import checked_knobs, did_you_mean, knob_type, with_knobs
 from dualpath.scheduling.baselines import apply_system
-from dualpath.settings import Settings, parse_bytes, section_fields
+from dualpath.settings import Settings, section_fields
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -33,8 +32,9 @@ class Given:
         Raises:
             SettingsError: a value is out of range; names the key.
         """
-        chosen = system or self.knobs.get("system") or Settings().cluster.system
-        return _apply(apply_system(Settings(), chosen), {**self.knobs, "system": chosen})
+        knobs = checked_knobs(self.knobs)
+        chosen = system or knobs.get("system") or Settings().cluster.system
+        return with_knobs(apply_system(Settings(), chosen), {**knobs, "system": chosen})
 
 
 def settings_options(*without: str) -> Callable[[F], F]:
@@ -67,41 +67,28 @@ def read_config(path: Path) -> dict[str, Any]:
         SettingsError: the file cannot be read, or a table, key or value is wrong; names it.
     """
     try:
-        tables = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: {error}") from error
     known = section_fields()
     sections = {field.name for field in fields(Settings)}
     knobs: dict[str, Any] = {}
     for table, keys in tables.items():
         if table not in sections or not isinstance(keys, dict):
-            raise SettingsError(f"{path}: no table [{table}]; there are {', '.join(sorted(sections))}{_hint(table, sections)}")
+            tables_there_are = f"there are {', '.join(sorted(sections))}{did_you_mean(table, sections)}"
+            raise SettingsError(f"{path}: no table [{table}]; {tables_there_are}")
         for key, value in keys.items():
             name = key.replace("-", "_")
             if name not in known or known[name][0] != table:
-                raise SettingsError(f"{path}: [{table}] has no key {key!r}{_hint(name, known)}")
+                raise SettingsError(f"{path}: [{table}] has no key {key!r}{did_you_mean(name, known)}")
             knobs[name] = value
     return knobs
 
 
-def _hint(wrong: str, known: typing.Iterable[str]) -> str:
-    import difflib
-
-    close = difflib.get_close_matches(wrong, known, 1)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def _type_of(section: str, knob: Field[Any]) -> Any:
-    """The knob's type, without None."""
-    owner = typing.get_type_hints(Settings)[section]
-    hint = typing.get_type_hints(owner)[knob.name]
-    if isinstance(hint, types.UnionType):
-        hint = next(option for option in typing.get_args(hint) if option is not type(None))
-    return hint
-
-
 def _option(name: str, section: str, knob: Field[Any]) -> Callable[[Any], Any]:
-    flag, kind = f"--{name.replace('_', '-')}", _type_of(section, knob)
+    flag, (kind, _) = f"--{name.replace('_', '-')}", knob_type(name)
     text = f"[{section}] {knob.metadata['help']}" + ("" if knob.default is None else f" (default: {_shown(knob)})")
     if kind is bool:
         return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=text)
@@ -117,34 +104,3 @@ def _shown(knob: Field[Any]) -> str:
     if knob.metadata["bytes"] and value % 2**20 == 0:
         return f"{value // 2**20}MiB"
     return str(value)
-
-
-def _apply(settings: Settings, knobs: Mapping[str, Any]) -> Settings:
-    known = section_fields()
-    sections: dict[str, dict[str, Any]] = {}
-    for name, value in knobs.items():
-        section, knob = known[name]
-        sections.setdefault(section, {})[name] = _checked(section, knob, value)
-    changed = {section: replace(getattr(settings, section), **values) for section, values in sections.items()}
-    return replace(settings, **changed)
-
-
-def _checked(section: str, knob: Field[Any], value: Any) -> Any:
-    """The value with its right type.
-
-    Raises:
-        SettingsError: it has none, or is below the knob's minimum.
-    """
-    if value is None:
-        return None
-    if knob.metadata["bytes"]:
-        value = parse_bytes(value, knob.name)
-    kind = _type_of(section, knob)
-    try:
-        typed = msgspec.convert(value, kind, strict=True)
-    except msgspec.ValidationError as error:
-        raise SettingsError(f"{knob.name}: {value!r}: {error}") from error
-    minimum = knob.metadata["minimum"]
-    if minimum is not None and not typed >= minimum:
-        raise SettingsError(f"{knob.name}: {value!r} is below the least that makes sense, {minimum:g}")
-    return typed

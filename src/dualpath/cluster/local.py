@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -19,9 +19,10 @@ from dualpath.control.client import ClientProfile, ClusterClient
 from dualpath.control.spec import ClusterSpec
 from dualpath.control.turns import ClusterStatus, SamplingParams, TokenEvent, TurnFinished
 from dualpath.errors import SettingsError
+from dualpath.knobs import with_knobs
 from dualpath.models.registry import describe_model
 from dualpath.scheduling.baselines import apply_system
-from dualpath.settings import Settings, section_fields
+from dualpath.settings import Settings
 from dualpath.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -48,21 +49,6 @@ class Generation:
         return self.finished.cached_tokens
 
 
-def with_knobs(settings: Settings, **knobs: Any) -> Settings:
-    """``settings`` with single knobs changed by their names.
-
-    Raises:
-        SettingsError: there is no such knob.
-    """
-    known = section_fields()
-    sections: dict[str, dict[str, Any]] = {}
-    for name, value in knobs.items():
-        if name not in known:
-            raise SettingsError(f"{name}: no such setting")
-        sections.setdefault(known[name][0], {})[name] = value
-    return replace(settings, **{section: replace(getattr(settings, section), **values) for section, values in sections.items()})
-
-
 class LocalCluster:
     """A cluster of ``prefill`` + ``decode`` engines on this machine.
 
@@ -74,7 +60,8 @@ class LocalCluster:
     Args:
         model: a Hugging Face directory.
         system: a preset (``basic``, ``dualpath``, ``dualpath-split``, ``oracle``), or None to take ``settings`` as they are.
-        settings: all sections; ``knobs`` are single settings by name (``block_tokens=16``) on top of them.
+        settings: all sections; ``knobs`` are single settings by name (``block_tokens=16``, ``snic_bandwidth="64MB/s"``) on
+            top of them.
         processes: False runs the members as threads of this process: quick to start, for tests and small scripts.
 
     Raises:
@@ -93,7 +80,7 @@ class LocalCluster:
         chosen = Settings() if settings is None else settings
         if system is not None:
             chosen = apply_system(chosen, system)
-        self.settings = with_knobs(chosen, **knobs)
+        self.settings = with_knobs(chosen, knobs)
         self._model = Path(model)
         self._processes = processes
         self._thread: threading.Thread | None = None

@@ -144,16 +144,16 @@ class ReadDone(Message):
 
 class PrefillDone(Message):
     request_id: str
-    cached_tokens: int
-    stages: Stages
 
 
 class TurnEnded(Message):
-    """The decode engine has sent the last token."""
+    """The decode engine has sent the last token. It says everything of the turn: PrefillDone may come later, or never."""
 
     request_id: str
     finish_reason: str
     output_tokens: int
+    cached_tokens: int
+    stages: Stages
 
 
 class TurnFailed(Message):
@@ -251,6 +251,7 @@ class Handover(Message):
     first: TokenEvent
     finish_reason: str | None
     cached_tokens: int
+    stages: Stages
 
 
 class Abandon(Message):

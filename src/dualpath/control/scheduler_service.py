@@ -243,8 +243,6 @@ class SchedulerService:
         turn = self._turns.get(message.request_id)
         if turn is None:
             return
-        turn.cached_tokens = message.cached_tokens
-        turn.stages = message.stages
         self._central.prefilled(RequestId(message.request_id))
         self.pump()
 
@@ -253,8 +251,8 @@ class SchedulerService:
         if turn is None:
             return
         self._central.finished(RequestId(message.request_id))
-        share = turn.used_share()
-        stages = Stages(turn.scheduling_s, turn.stages.allocation_s, turn.stages.read_s, turn.stages.prefill_s)
+        share = turn.used_share(message.cached_tokens)
+        stages = Stages(turn.scheduling_s, message.stages.allocation_s, message.stages.read_s, message.stages.prefill_s)
         self._send(
             turn.client,
             TurnDone(
@@ -262,7 +260,7 @@ class SchedulerService:
                 finish_reason=message.finish_reason,
                 output_tokens=message.output_tokens,
                 stages=stages,
-                cached_tokens=turn.cached_tokens,
+                cached_tokens=message.cached_tokens,
                 read_prefill_tokens=share.prefill_tokens,
                 read_decode_tokens=share.decode_tokens,
             ),

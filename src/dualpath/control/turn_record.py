@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dualpath.control.messages import Stages, Submit
+from dualpath.control.messages import Submit
 from dualpath.scheduling.decisions import Placed
 from dualpath.types import BlockKey, ReadShare, Side
 
@@ -28,8 +28,6 @@ class TurnRecord:
     awaited: BlockKey | None = None
     unread: set[Side] = field(default_factory=set)
     scheduling_s: float = 0.0
-    stages: Stages = field(default_factory=Stages)
-    cached_tokens: int = 0
     failure: str | None = None
     retryable: bool = True
 
@@ -41,6 +39,6 @@ class TurnRecord:
     def prompt_tokens(self) -> int:
         return len(self.submit.prompt) // TOKEN_BYTES
 
-    def used_share(self) -> ReadShare:
-        """Who read the hit that was really used."""
-        return ReadShare() if self.placed is None else self.placed.share.shrunk(self.cached_tokens)
+    def used_share(self, cached_tokens: int) -> ReadShare:
+        """Who read the ``cached_tokens`` that were really used."""
+        return ReadShare() if self.placed is None else self.placed.share.shrunk(cached_tokens)

@@ -200,11 +200,11 @@ class DecodeEngine:
         if turn.slots:
             self._reclaiming[turn.request_id] = turn
             self._member.spawn(self._reclaim_slots(turn))
-        if turn.pages and turn not in self._stepping:
+        if turn.pages and not turn.copying and turn not in self._stepping:
             self._give_pages_back(turn)
 
     async def _reclaim_slots(self, turn: DecodeTurn) -> None:
-        """Free the buffer slots once the prefill engine, the storage reads and the write-back are done with them."""
+        """Free the buffer slots once the prefill engine, storage reads, handoff and write-back are done with them."""
         slots, turn.slots = turn.slots, ()
         try:
             if turn.granted:
@@ -212,6 +212,8 @@ class DecodeEngine:
                 await turn.released.wait()
             if turn.reading is not None:
                 await turn.reading.wait_drained()
+            if turn.task is not None:  # cancelled during the copy to the device, it ends when that does
+                await asyncio.wait((turn.task,))
             await turn.writer.slots_free.wait()
         finally:
             self._reclaiming.pop(turn.request_id, None)
@@ -296,34 +298,48 @@ class DecodeEngine:
         """Device memory for the prompt, then the copy into it; after this the turn decodes."""
         turn.pages = await self._pool.allocate(self._demand(turn))
         if self._transfers:
-            await self._traffic.hand_off(self._buffer, turn.slots, self._memory.pages, turn.pages, turn.prompt_tokens)
+            await self._hand_off(turn)
         turn.kv_tokens = turn.prompt_tokens
         turn.started_s = self._clock.now()
         self._running.append(turn)
         self._work.set()
 
+    async def _hand_off(self, turn: DecodeTurn) -> None:
+        """Copy the prompt's KV into the pages; a turn that is withdrawn meanwhile gives them back when the copy is over."""
+        turn.copying = True
+        try:
+            await self._traffic.hand_off(self._buffer, turn.slots, self._memory.pages, turn.pages, turn.prompt_tokens)
+        finally:
+            turn.copying = False
+            if turn.ended:
+                self._give_pages_back(turn)
+
     # --- decoding -----------------------------------------------------------------------------------------------------
 
     async def _serve(self) -> None:
         """Step after step, as long as sequences run."""
-        loop = asyncio.get_running_loop()
         while True:
             await self._work.wait()
             batch = self._compose()
             if not batch:
                 self._work.clear()
                 continue
-            rows = [self._row(turn) for turn in batch]
-            self._stepping = batch
             try:
-                events = await loop.run_in_executor(self._thread, self._compute.step, rows)
+                events = await self._step(batch)
             except (RuntimeError, MemoryError) as error:  # what PyTorch raises when a device fails or is full
                 self._after_failure(batch, str(error))
                 continue
-            finally:
-                self._stepping = []
             for turn, event in zip(batch, events, strict=True):
                 self._after_step(turn, event)
+
+    async def _step(self, batch: list[DecodeTurn]) -> list[TokenEvent]:
+        """The batch's next tokens; while the device computes them, nobody else may free the pages."""
+        rows = [self._row(turn) for turn in batch]
+        self._stepping = batch
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._compute.step, rows)
+        finally:
+            self._stepping = []
 
     def _after_failure(self, batch: list[DecodeTurn], reason: str) -> None:
         logger.error("%s: step failed: %s", self._member.name, reason)
@@ -381,7 +397,10 @@ class DecodeEngine:
 
     def _end(self, turn: DecodeTurn, reason: str) -> None:
         """The last token is out: every block that it completed has been announced before this message."""
-        self._member.to_scheduler(TurnEnded(turn.request_id, reason, turn.position + 1))
+        handover = turn.handover.result()
+        self._member.to_scheduler(
+            TurnEnded(turn.request_id, reason, turn.position + 1, handover.cached_tokens, handover.stages)
+        )
         turn.task = None
         self._withdraw(turn.request_id)
         self._member.report_soon()

@@ -17,7 +17,8 @@ class DecodeTurn:
     """State of one turn, from its assignment to its end.
 
     ``tokens`` are prompt and output; the KV of the first ``kv_tokens`` is in ``pages``. ``position`` is the output
-    position of the last token. ``granted`` while the prefill engine may touch ``slots``.
+    position of the last token. ``granted`` while the prefill engine may touch ``slots``, ``copying`` while the prompt's KV
+    is on its way from there to ``pages``.
     """
 
     assign: Assign
@@ -30,6 +31,7 @@ class DecodeTurn:
     granted: bool = False
     released: asyncio.Event = field(default_factory=asyncio.Event)
     pages: list[int] = field(default_factory=list)
+    copying: bool = False
     kv_tokens: int = 0
     position: int = 0
     started_s: float = 0.0

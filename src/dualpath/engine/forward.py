@@ -12,9 +12,10 @@ from dualpath.control.turns import TokenEvent
 from dualpath.engine.layer_loop import FrameMemory, run_layers
 from dualpath.engine.prefill_turn import PrefillTurn
 from dualpath.engine.sampler import sample
+from dualpath.errors import ClusterError, DeadlineExceeded
 from dualpath.models.base import CausalModel, PrefillSegment
 from dualpath.scheduling.batching import Chunk
-from dualpath.traffic.layers import ChunkTransfer
+from dualpath.traffic.layers import ChunkTransfer, LayerStream
 from dualpath.traffic.manager import TrafficManager
 
 
@@ -87,6 +88,7 @@ class PrefillCompute:
 
         Raises:
             DeadlineExceeded, TransportError: KV could not be moved in time.
+            ClusterError: KV is still being moved, so that no memory of the batch can be used again: the engine has to end.
         """
         started = time.perf_counter()
         stream = self.traffic.layer_stream(batch.transfers(), self.frames.layout, self.buffer_region)
@@ -95,15 +97,21 @@ class PrefillCompute:
                 tokens = batch.tokens().to(self.device)
                 hidden = run_layers(self.model, tokens, batch.segments(), self.frames, stream)
                 events = self._first_tokens(batch, hidden)
-            stream.finish().result(self.transfer_timeout_s)
+            self._finish(stream)
         except BaseException:
-            stream.abort()
+            _abort(stream)
             raise
         finally:
             self.traffic.retire(stream)
         self.attention_s += time.perf_counter() - started - stream.statistics.exposed_s
         self.forwards += 1
         return events
+
+    def _finish(self, stream: LayerStream) -> None:
+        try:
+            stream.finish().result(self.transfer_timeout_s)
+        except TimeoutError:
+            raise DeadlineExceeded(f"KV was not stored within {self.transfer_timeout_s:g} s") from None
 
     def _first_tokens(self, batch: ForwardPass, hidden: torch.Tensor) -> dict[int, TokenEvent]:
         finishing = batch.finishing()
@@ -124,3 +132,10 @@ class PrefillCompute:
             )
             for index, submit, one in zip(finishing, submits, sampled, strict=True)
         }
+
+
+def _abort(stream: LayerStream) -> None:
+    try:
+        stream.abort()
+    except DeadlineExceeded as error:
+        raise ClusterError(str(error)) from error

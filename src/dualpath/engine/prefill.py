@@ -35,7 +35,7 @@ from dualpath.dataflow.plan import plan
 from dualpath.engine.forward import ForwardPass, PrefillCompute
 from dualpath.engine.member import Member, traffic_counters
 from dualpath.engine.prefill_turn import PrefillTurn
-from dualpath.errors import DualPathError
+from dualpath.errors import DeadlineExceeded, DualPathError, TransportError
 from dualpath.scheduling.batching import Batching, ReadyRequest
 from dualpath.traffic.buffers import SlotPool
 from dualpath.traffic.manager import TrafficManager
@@ -306,7 +306,7 @@ class PrefillEngine:
             self._in_forward = True
             try:
                 tokens = await loop.run_in_executor(self._thread, self._compute.run, batch)
-            except (DualPathError, RuntimeError, MemoryError) as error:  # the last two: PyTorch's
+            except (DeadlineExceeded, TransportError, RuntimeError, MemoryError) as error:  # the last two: PyTorch's
                 self._after_failure(batch, str(error))
             else:
                 self._after_forward(batch, tokens)
@@ -353,7 +353,7 @@ class PrefillEngine:
         ended = finish_reason(submit.sampling, first.position, first.token, self._compute.eos_token_ids)
         stages = Stages(0.0, turn.allocation_s, turn.read_s, self._clock.now() - turn.ready_s)
         self._member.to_peer(submit.reply_to, Tokens(turn.request_id, (first,)))
-        self._member.to_peer(turn.assign.decode_address, Handover(turn.request_id, first, ended, cached))
-        self._member.to_scheduler(PrefillDone(turn.request_id, cached, stages))
+        self._member.to_peer(turn.assign.decode_address, Handover(turn.request_id, first, ended, cached, stages))
+        self._member.to_scheduler(PrefillDone(turn.request_id))
         turn.task = None
         self._drop(turn)

@@ -1,9 +1,13 @@
-"""What the scheduler is told and what it answers: token counts and names only."""
+"""What the scheduler is told and what it answers: token counts and names only (paper section 6).
+
+What is built for every request or report is a named tuple: it is made in half the time of a frozen dataclass.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from dualpath.types import EngineName, GroupName, NodeName, ReadShare, RequestId, Role
 
@@ -24,8 +28,7 @@ class EngineDescription:
     buffer_blocks: int
 
 
-@dataclass(frozen=True, slots=True)
-class EngineLoad:
+class EngineLoad(NamedTuple):
     """One engine's report with a fetch.
 
     ``seen`` is the sequence number of the last placement that the engine had received when it measured; later
@@ -38,8 +41,7 @@ class EngineLoad:
     free_kv_blocks: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestDescription:
+class RequestDescription(NamedTuple):
     """A turn as the scheduler sees it. ``max_output_tokens`` bounds what decode may still add."""
 
     request_id: RequestId
@@ -48,8 +50,7 @@ class RequestDescription:
     max_output_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(NamedTuple):
     """Both engines and the read side are known. ``sequence`` counts placements and grows by one each."""
 
     request_id: RequestId

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import heapq
 from bisect import insort
-from collections.abc import Collection, Iterable
-from operator import attrgetter
+from collections.abc import Callable, Collection, Iterable
 from typing import Generic, Protocol, TypeVar
 
 from dualpath.scheduling.ledger import GroupState, RequestState
-
-_requests = attrgetter("requests")
 
 BALANCE = 1.05
 """How far above the group's mean an engine's tokens may go before others are preferred."""
@@ -43,26 +40,27 @@ DecodeEngine = TypeVar("DecodeEngine", bound=DecodeCandidate)
 class LeastLoaded:
     """Phase 1: the group with the smallest load, kept in a heap so that no choice looks at all groups.
 
-    Entries are never updated in place: a group whose load has changed gets a new one before the next choice, and
-    entries whose load is no longer the group's are dropped when they come up, or all at once when they are many.
+    Entries are never updated in place: before the next choice a group whose load has changed gets a new one, or, when
+    many have changed or are stale, all do. Entries whose load is no longer the group's are dropped when they come up.
+
+    Attributes:
+        changed: to be called with a group after every change of its load that is not an ``assign``.
     """
 
     def __init__(self) -> None:
         self._groups: dict[int, GroupState] = {}
         self._heap: list[tuple[int, int]] = []
-        self._changed: set[int] = set()
+        self._changed: set[GroupState] = set()
+        self.changed: Callable[[GroupState], None] = self._changed.add
 
     def add(self, group: GroupState) -> None:
         """Let a group take part. Idempotent."""
         self._groups[group.order] = group
-        self._changed.add(group.order)
+        self._changed.add(group)
 
     def remove(self, group: GroupState) -> None:
         del self._groups[group.order]
-
-    def changed(self, group: GroupState) -> None:
-        """To be called after every change of a group's load that is not an ``assign``."""
-        self._changed.add(group.order)
+        self._changed.discard(group)
 
     def assign(self, request: RequestState) -> GroupState | None:
         """Put the request into the private queue of the group with the smallest load among those that take it.
@@ -91,13 +89,13 @@ class LeastLoaded:
         return chosen
 
     def _push_changed(self) -> None:
-        if len(self._heap) + len(self._changed) > 8 * len(self._groups) + 64:
+        """Pushing takes several times as long as an entry of a new heap."""
+        if 4 * len(self._changed) > len(self._groups) or len(self._heap) > 4 * len(self._groups):
             self._heap = [(group.load_tokens, order) for order, group in self._groups.items()]
             heapq.heapify(self._heap)
         else:
-            for order in self._changed:
-                if order in self._groups:
-                    heapq.heappush(self._heap, (self._groups[order].load_tokens, order))
+            for group in self._changed:
+                heapq.heappush(self._heap, (group.load_tokens, group.order))
         self._changed.clear()
 
 
@@ -118,29 +116,34 @@ def balance_limit(waiting: Iterable[WaitingRequest], engines: Collection[DecodeC
 
 
 class DecodeChoice(Generic[DecodeEngine]):
-    """Phase 2 over the engines of one group, for one fetch, which are kept in order of their requests."""
+    """Phase 2 over the engines of one group, for one fetch.
+
+    They are kept in order of their requests; of equal ones the one that came to its requests first.
+    """
 
     def __init__(self, engines: Iterable[DecodeEngine], limit_tokens: float) -> None:
         self._limit_tokens = limit_tokens
-        self._engines = sorted((engine for engine in engines if engine.requests < engine.allowance), key=_requests)
+        open_engines = (engine for engine in engines if engine.requests < engine.allowance)
+        self._order = sorted((engine.requests, turn, engine) for turn, engine in enumerate(open_engines))
+        self._turn = len(self._order)
+        self._chosen = 0
 
     def engine(self, prompt_tokens: int, demand_blocks: int) -> DecodeEngine | None:
-        """Among the engines with room, the fewest requests within ``H``, else the fewest tokens.
-
-        None if no engine has the blocks. Of equal engines the earlier one.
-        """
+        """Among the engines with room, the fewest requests within ``H``, else the fewest tokens; None if none has room."""
         most_tokens = self._limit_tokens - prompt_tokens
         fallback: DecodeEngine | None = None
-        for engine in self._engines:
+        for position, (_, _, engine) in enumerate(self._order):
             if engine.room_blocks - engine.reserved_blocks >= demand_blocks:
                 if engine.tokens <= most_tokens:
+                    self._chosen = position
                     return engine
                 if fallback is None or engine.tokens < fallback.tokens:
-                    fallback = engine
+                    self._chosen, fallback = position, engine
         return fallback
 
     def assigned(self, engine: DecodeEngine) -> None:
-        """``engine`` has got a request; one that is at its allowance leaves."""
-        self._engines.remove(engine)
+        """The ``engine`` just chosen has got the request; one that is at its allowance leaves."""
+        del self._order[self._chosen]
         if engine.requests < engine.allowance:
-            insort(self._engines, engine, key=_requests)
+            self._turn += 1
+            insort(self._order, (engine.requests, self._turn, engine))

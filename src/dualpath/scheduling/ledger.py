@@ -6,7 +6,6 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from dualpath.scheduling.decisions import EngineDescription, EngineLoad
 from dualpath.scheduling.readside import ReadQueue
@@ -15,7 +14,8 @@ from dualpath.types import EngineName, GroupName, ReadShare, RequestId
 UNLIMITED = sys.maxsize
 
 
-class Capacity(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Capacity:
     """The largest request that an engine could hold with nothing else on it, in blocks."""
 
     prompt_blocks: int
@@ -33,8 +33,8 @@ class Capacity(NamedTuple):
 
 def smallest(capacities: Iterable[Capacity]) -> Capacity:
     """What all of them hold; without any, everything."""
-    unlimited = Capacity(UNLIMITED, UNLIMITED, UNLIMITED)
-    return Capacity(*map(min, zip(unlimited, *capacities, strict=True)))
+    rows = [(UNLIMITED, UNLIMITED, UNLIMITED), *((c.prompt_blocks, c.context_blocks, c.hit_blocks) for c in capacities)]
+    return Capacity(*map(min, zip(*rows, strict=True)))
 
 
 @dataclass(slots=True, eq=False)
@@ -81,6 +81,11 @@ class WaitingQueue(deque["RequestState"]):
             self.popleft()
             self._ghosts -= 1
         return None
+
+    def drop(self, count: int) -> None:
+        """Remove the first ``count`` entries, ghosts included."""
+        for _ in range(count):
+            self._ghosts -= self.popleft().left
 
     def waiting(self) -> Iterator[RequestState]:
         """All requests in order."""
@@ -168,19 +173,23 @@ class EngineState:
 
     def placed(self, request: RequestState, unread_tokens: int) -> None:
         """Both sides of the request are known, and this engine reads ``unread_tokens`` of its hit."""
-        self.unseen.append(request)
-        if len(self.unseen) > 64:  # an engine that never reports must not keep what has left
-            while self.unseen[0].left:
-                self.unseen.popleft()
-        self.unread_tokens += unread_tokens
-        self.read_queue.unread_tokens += unread_tokens
+        unseen = self.unseen
+        unseen.append(request)
+        if len(unseen) > 64:  # an engine that never reports must not keep what has left
+            while unseen[0].left:
+                unseen.popleft()
+        if unread_tokens:
+            self.unread_tokens += unread_tokens
+            self.read_queue.unread_tokens += unread_tokens
 
     def read(self, tokens: int) -> None:
         """Tokens are known to be read, or need no reading any more."""
         self.unread_tokens -= tokens
-        ahead = min(tokens, self.read_ahead_tokens)
-        self.read_ahead_tokens -= ahead
-        self.read_queue.unread_tokens -= tokens - ahead
+        if self.read_ahead_tokens:
+            ahead = min(tokens, self.read_ahead_tokens)
+            self.read_ahead_tokens -= ahead
+            tokens -= ahead
+        self.read_queue.unread_tokens -= tokens
         if self.read_ahead_tokens > self.unread_tokens:
             self._set_read_ahead(self.unread_tokens)
 
@@ -190,8 +199,8 @@ class EngineState:
         It can only add to what the ledger has in use, and only take off what the ledger has unread: the end of a
         request and its read progress come as events, and those are never older than a report.
         """
-        unseen = self.unseen
-        while unseen and unseen[0].sequence <= load.seen:
+        unseen, seen = self.unseen, load.seen
+        while unseen and unseen[0].sequence <= seen:
             unseen.popleft()
         later_unread = later_blocks = 0
         for request in unseen:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -84,6 +84,10 @@ class RecordingScheduler:
     def limits(self) -> SchedulerLimits:
         return self._scheduler.limits
 
+    @property
+    def has_waiting(self) -> bool:
+        return self._scheduler.has_waiting
+
     def engine_joined(self, engine: EngineDescription) -> list[Decision]:
         return self._record("engine_joined", engine)
 
@@ -155,8 +159,9 @@ def replay(lines: Iterable[str]) -> list[str]:
 def _plain(value: Any) -> Any:
     if isinstance(value, StrEnum):
         return {"type": type(value).__name__, "value": value.value}
-    if is_dataclass(value):
-        return {"type": type(value).__name__} | {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    noun = type(value)
+    if _TYPES.get(noun.__name__) is noun:  # a dataclass or a named tuple
+        return {"type": noun.__name__} | {name: _plain(getattr(value, name)) for name in noun.__match_args__}
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return dict(value) if isinstance(value, Mapping) else value

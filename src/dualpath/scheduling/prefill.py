@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable
-from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
 
 from dualpath.scheduling.readside import ReadQueue
-
-_tokens = attrgetter("tokens")
 
 
 class PrefillCandidate(Protocol):
@@ -33,25 +30,31 @@ class PrefillChoice(Generic[PrefillEngine]):
 
     Engines above ``beta_tokens`` (C1) get nothing. The engine with the fewest tokens is chosen among those whose node's
     read queue is at most α (C2), else among the others (C3). Engines are kept in order of their tokens, so that a
-    choice looks at few of them.
+    choice looks at few of them; of equal ones the one that came to its tokens first.
     """
 
     def __init__(self, engines: Iterable[PrefillEngine], alpha_s: float, beta_tokens: float) -> None:
         self._alpha_s = alpha_s
         self._beta_tokens = beta_tokens
-        open_engines = [engine for engine in engines if engine.tokens <= beta_tokens and engine.requests < engine.allowance]
-        self._engines = sorted(open_engines, key=_tokens)
+        open_engines = (engine for engine in engines if engine.tokens <= beta_tokens and engine.requests < engine.allowance)
+        self._order = sorted((engine.tokens, turn, engine) for turn, engine in enumerate(open_engines))
+        self._turn = len(self._order)
+        self._chosen = 0
 
     def engine(self) -> PrefillEngine | None:
-        """The engine for the next request; None if all are in C1. Of engines with equal tokens the earlier one."""
-        for engine in self._engines:
+        """The engine for the next request; None if all are in C1."""
+        alpha_s = self._alpha_s
+        for position, (_, _, engine) in enumerate(self._order):
             queue = engine.read_queue
-            if queue.unread_tokens <= self._alpha_s * queue.tokens_per_s:
+            if queue.unread_tokens <= alpha_s * queue.tokens_per_s:
+                self._chosen = position
                 return engine
-        return self._engines[0] if self._engines else None
+        self._chosen = 0
+        return self._order[0][2] if self._order else None
 
     def assigned(self, engine: PrefillEngine) -> None:
-        """``engine`` has got a request and its tokens have grown; one that has passed β, or is at its allowance, leaves."""
-        self._engines.remove(engine)
+        """The ``engine`` just chosen has got the request; one that has passed β, or is at its allowance, leaves."""
+        del self._order[self._chosen]
         if engine.tokens <= self._beta_tokens and engine.requests < engine.allowance:
-            insort(self._engines, engine, key=_tokens)
+            self._turn += 1
+            insort(self._order, (engine.tokens, self._turn, engine))

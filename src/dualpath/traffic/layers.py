@@ -141,19 +141,18 @@ class LayerStream:
             TransportError: a region is gone.
         """
         # Not layerwise, everything is there before the first layer is computed.
-        load = self._loading.get(layer if self._layerwise else self._geometry.layers - 1)
-        store = self._storing.get(layer - self._frames.count)
+        loads = [self._loading.get(layer)] if self._layerwise else list(self._loading.values())
+        own = [one for one in (self._storing.get(layer - self._frames.count), *loads) if one is not None]
         started_s = self._clock.now()
-        pending = wait([one for one in (self._after, store, load) if one is not None], self._timeout_s).not_done
+        pending = wait(own if self._after is None else [self._after, *own], self._timeout_s).not_done
         self._exposed_s += self._clock.now() - started_s
         if pending:
             raise DeadlineExceeded(
                 f"layer {layer} could not be computed within {self._timeout_s:g} s: {self._loads.layer_bytes} bytes to load, "
                 f"{self._stores.layer_bytes} to store before"
             )
-        for own in (store, load):
-            if own is not None:
-                own.result()
+        for completion in own:
+            completion.result()
 
     def computed(self, layer: int) -> None:
         """The layer's new KV is in its frame: store it, and load the frame's next layer."""

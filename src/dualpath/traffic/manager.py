@@ -146,7 +146,8 @@ class TrafficManager:
             TransportError: see ``copy``.
         """
         batch = handoff_batch(self._geometry, pages_pool, pages, pool.name, slots, tokens)
-        self._moved[TrafficClass.HANDOFF] += await self._copy(batch)
+        moved = await self._copy(batch)  # not in one statement with the sum: others add to it during the wait
+        self._moved[TrafficClass.HANDOFF] += moved
 
     async def stage(self, pool: SlotPool, slots: Sequence[int], pages_pool: PagePool, pages: Sequence[int]) -> None:
         """Copy completed blocks from device pages to staging slots.
@@ -155,7 +156,8 @@ class TrafficManager:
             TransportError: see ``copy``.
         """
         batch = staging_batch(self._geometry, pages_pool, pages, pool.name, slots)
-        self.staged_bytes += await self._copy(batch)
+        moved = await self._copy(batch)
+        self.staged_bytes += moved
 
     def block_write(self, pool: SlotPool, slot: int, key: BlockKey, parent: BlockKey | None, depth: int) -> BlockWrite:
         """The block in ``slot`` as storage takes it."""

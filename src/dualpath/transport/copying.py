@@ -117,13 +117,52 @@ def joined_slices(slices: Slices) -> Slices:
 def copy_slices(destination: Memory, source: Memory, to: Slices, from_: Slices, lengths: Slices) -> None:
     """Move ``lengths[i]`` bytes from offset ``from_[i]`` to offset ``to[i]``, all ``[n]``; done when it returns."""
     if isinstance(destination, HostMemory) and isinstance(source, HostMemory):
-        # About 0.8 us a slice, in C from end to end, and other threads run during each memmove. Measured beside it: memoryview
-        # slices are quicker below 64 KiB, but keep the interpreter lock; torch takes 7 us a slice; process_vm_readv takes
-        # 1,024 slices a call, but from 64 KiB on has 0.6 to 0.8 of the speed.
-        addresses = (to + destination.address).tolist(), (from_ + source.address).tolist()
-        deque(map(ctypes.memmove, *addresses, lengths.tolist()), maxlen=0)
+        _copy_on_host(destination, source, to, from_, lengths)
     else:
         _copy_by_tensor(destination.tensor(), source.tensor(), zip(to.tolist(), from_.tolist(), lengths.tolist(), strict=True))
+
+
+def _copy_on_host(destination: HostMemory, source: HostMemory, to: Slices, from_: Slices, lengths: Slices) -> None:
+    """Evenly spaced slices as one two-dimensional copy, without the interpreter lock; others one by one.
+
+    Layer Blocks of neighbouring slots are evenly spaced. At 4 to 16 KiB a slice this is 4 times as fast as a memmove for
+    each, whose call costs about 1 us and the lock twice.
+    """
+    singles: list[int] = []
+    into, out_of = destination.array, source.array
+    for first, count in evenly_spaced(to, from_, lengths):
+        if count == 1:
+            singles.append(first)
+            continue
+        shape = (count, int(lengths[first]))
+        to_step, from_step = int(to[first + 1] - to[first]), int(from_[first + 1] - from_[first])
+        rows_to = np.ndarray(shape, np.uint8, into, int(to[first]), (to_step, 1))
+        rows_from = np.ndarray(shape, np.uint8, out_of, int(from_[first]), (from_step, 1))
+        np.copyto(rows_to, rows_from)
+    if singles:
+        addresses = (to[singles] + destination.address).tolist(), (from_[singles] + source.address).tolist()
+        deque(map(ctypes.memmove, *addresses, lengths[singles].tolist()), maxlen=0)
+
+
+def evenly_spaced(to: Slices, from_: Slices, lengths: Slices) -> list[tuple[int, int]]:
+    """Divides slices into runs ``(first, count)`` of equal length with one step on each side; steps go forward."""
+    count = len(lengths)
+    if count < 3:
+        return [(index, 1) for index in range(count)]
+    steps = np.column_stack((np.diff(to), np.diff(from_)))
+    even = (lengths[1:] == lengths[:-1]) & (steps >= lengths[:-1, np.newaxis]).all(axis=1) & (lengths[:-1] > 0)
+    goes_on = even[1:] & even[:-1] & (steps[1:] == steps[:-1]).all(axis=1)
+    # For each gap between slices, the first gap behind it that is not like it.
+    breaks = np.append(np.flatnonzero(~goes_on) + 1, count - 1)
+    ends = breaks[np.searchsorted(breaks, np.arange(count - 1), side="right")].tolist()
+    regular = even.tolist()
+    runs: list[tuple[int, int]] = []
+    first = 0
+    while first < count:
+        length = ends[first] - first + 1 if first < count - 1 and regular[first] else 1
+        runs.append((first, length))
+        first += length
+    return runs
 
 
 def _copy_by_tensor(into: torch.Tensor, out_of: torch.Tensor, slices: zip[tuple[int, int, int]]) -> None:
