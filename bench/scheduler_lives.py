@@ -2,15 +2,15 @@
 
 Turns of 33k tokens on average with a 98 % hit arrive at the rate that is aimed at, while the leader of every group fetches
 once an interval and brings a report for each engine, so that a fetch finds ``rate * interval / groups`` new turns. A
-placed request is read and prefilled one interval later and finished some intervals after that. Everything but the
+placed request is read and prefilled one interval later and finished some intervals after that; by default as many are in
+flight as decode engines of a million tokens can hold. Reports are true but up to an interval old. Everything but the
 making of descriptions and reports counts, in processor time of the thread; the time of an empty function call tells how
-fast the machine was meanwhile. ``--check`` prints a digest of all placements instead: equal for equal policies.
+fast the machine was meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import random
 import statistics
@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from dualpath.clock import ManualClock, MonotonicClock
+from dualpath.clock import MonotonicClock
 from dualpath.scheduling.central import CentralScheduler
 from dualpath.scheduling.decisions import Decision, EngineDescription, EngineLoad, Placed, RequestDescription
 from dualpath.scheduling.limits import SchedulerLimits
@@ -27,8 +27,7 @@ from dualpath.settings import SchedulingSettings
 from dualpath.types import EngineName, GroupName, NodeName, RequestId, Role, Side
 
 BLOCK_TOKENS = 64
-KV_BLOCKS = 1 << 17
-"""Of a decode engine: at this rate only counting is measured, so memory must not be what limits it."""
+BUFFER_BLOCKS = 1 << 20
 PREFILL_SIDE, DECODE_SIDE = Side.PREFILL, Side.DECODE
 
 Fetch = Callable[[GroupName, list[EngineLoad]], list[Decision]]
@@ -49,11 +48,12 @@ class Scale:
 
 @dataclass(frozen=True)
 class Load:
-    """What the cluster has to do: turns between two fetches, and the intervals for which a request decodes."""
+    """Turns that come between two fetches, the intervals for which a request decodes, and a decode engine's KV blocks."""
 
     turns_per_fetch: int
-    intervals_decoding: int
-    seed: int
+    intervals_decoding: int = 3
+    kv_blocks: int = 16_384
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -75,28 +75,43 @@ class Measured:
 class Driver:
     """Clients and engines that do what the scheduler says."""
 
-    def __init__(self, scale: Scale, load: Load, clock: ManualClock | MonotonicClock) -> None:
+    def __init__(self, scale: Scale, load: Load) -> None:
         self._random = random.Random(load.seed)
-        self._turns_per_fetch = load.turns_per_fetch
+        self._load = load
         limits = SchedulerLimits(BLOCK_TOKENS, storage_tokens_per_s=600_000, prefill_tokens_per_s=400_000)
-        self.scheduler = CentralScheduler(limits, clock)
+        self.scheduler = CentralScheduler(limits, MonotonicClock())
         self._groups: list[tuple[Fetch, GroupName, list[EngineName]]] = []
         self._join(Role.DECODE, scale.decode, scale.group, self.scheduler.fetch_decode)
         self._join(Role.PREFILL, scale.prefill, scale.group, self.scheduler.fetch_prefill)
         self._random.shuffle(self._groups)
         self._prefilling: deque[list[Placed]] = deque([] for _ in self._groups)
-        self._decoding: deque[list[Placed]] = deque([] for _ in range(load.intervals_decoding * len(self._groups)))
+        self._decoding: deque[list[RequestId]] = deque([] for _ in range(load.intervals_decoding * len(self._groups)))
         self._submitted = 0
-        self._seen = 0
+        self._reports: dict[EngineName, EngineLoad] = {}
+        self._measure_loads()
 
     def _join(self, role: Role, engines: int, group_size: int, fetch: Fetch) -> None:
+        kv_blocks = self._load.kv_blocks if role is Role.DECODE else 0
         for first in range(0, engines, group_size):
             node = f"{role}-{first // group_size}"
             names = [EngineName(f"{node}.{index}") for index in range(min(group_size, engines - first))]
             for name in names:
-                description = EngineDescription(name, role, GroupName(node), NodeName(node), KV_BLOCKS, KV_BLOCKS)
+                description = EngineDescription(name, role, GroupName(node), NodeName(node), kv_blocks, BUFFER_BLOCKS)
                 self.scheduler.engine_joined(description)
             self._groups.append((fetch, GroupName(node), names))
+
+    def _measure_loads(self) -> None:
+        """What the engines would report now: they have heard of all placements."""
+        status = self.scheduler.status()
+        self._reports = {
+            name: EngineLoad(
+                name,
+                status.sequence,
+                engine.unread_tokens,
+                self._load.kv_blocks - engine.reserved_blocks if engine.role is Role.DECODE else None,
+            )
+            for name, engine in status.engines.items()
+        }
 
     def _turn(self) -> RequestDescription:
         self._submitted += 1
@@ -107,15 +122,15 @@ class Driver:
         """Every group fetches once; lives that ended, and the thread's seconds for it."""
         lives, elapsed_s = 0, 0.0
         for fetch, group, names in self._groups:
-            reports = [EngineLoad(name, self._seen, 1 << 40) for name in names]
-            turns = [self._turn() for _ in range(self._turns_per_fetch)]
+            reports = [self._reports[name] for name in names]
+            turns = [self._turn() for _ in range(self._load.turns_per_fetch)]
             start_s = time.thread_time()
             for turn in turns:
                 self.scheduler.submit(turn)
             placed = [decision for decision in fetch(group, reports) if isinstance(decision, Placed)]
             lives += self._events(placed)
             elapsed_s += time.thread_time() - start_s
-        self._seen = max((p.sequence for placed in self._prefilling for p in placed), default=0)
+        self._measure_loads()
         return lives, elapsed_s
 
     def _events(self, placed: list[Placed]) -> int:
@@ -129,15 +144,11 @@ class Driver:
             if share.decode_tokens:
                 scheduler.read_progress(request.request_id, DECODE_SIDE, share.decode_tokens)
             scheduler.prefilled(request.request_id)
-        self._decoding.append(prefilled)
+        self._decoding.append([request.request_id for request in prefilled])
         finished = self._decoding.popleft()
-        for request in finished:
-            scheduler.finished(request.request_id)
+        for request_id in finished:
+            scheduler.finished(request_id)
         return len(finished)
-
-    def newest(self) -> list[Placed]:
-        """What the latest fetch placed."""
-        return self._prefilling[-1]
 
 
 def empty_call_ns(calls: int = 20_000) -> float:
@@ -154,7 +165,7 @@ def empty_call_ns(calls: int = 20_000) -> float:
 
 def measure(scale: Scale, load: Load, rounds: int) -> Measured:
     """The median over ``rounds`` rounds, after the pipeline has filled."""
-    driver = Driver(scale, load, MonotonicClock())
+    driver = Driver(scale, load)
     for _ in range(load.intervals_decoding + 3):
         driver.round()
     rates, calls = [], []
@@ -180,18 +191,20 @@ def measure(scale: Scale, load: Load, rounds: int) -> Measured:
 def main() -> None:
     interval_s = SchedulingSettings().fetch_interval_s
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--lives-per-s", type=float, default=80_000, help="the rate that is aimed at")
     parser.add_argument("--interval", type=float, default=interval_s, metavar="SECONDS", help="between a leader's fetches")
-    parser.add_argument("--intervals-decoding", type=int, default=10, help="intervals for which a request decodes")
     parser.add_argument("--turns-per-fetch", type=int, help="instead of what rate and interval come to")
+    parser.add_argument("--intervals-decoding", type=int, default=Load.intervals_decoding)
+    parser.add_argument("--kv-blocks", type=int, default=Load.kv_blocks, help="of a decode engine")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print one JSON list instead of text")
     options = parser.parse_args()
     results = []
     for scale in Scale(16, 32), Scale(384, 768):
-        turns = options.turns_per_fetch or max(1, round(options.lives_per_s * options.interval / scale.groups))
-        load = Load(turns, options.intervals_decoding, options.seed)
+        rate = options.lives_per_s * scale.groups / Scale(384, 768).groups  # each engine has as much to do in both
+        turns = options.turns_per_fetch or max(1, round(rate * options.interval / scale.groups))
+        load = Load(turns, options.intervals_decoding, options.kv_blocks, options.seed)
         results.append(measure(scale, load, options.rounds))
     if options.json:
         print(json.dumps([asdict(result) for result in results]))
@@ -199,8 +212,7 @@ def main() -> None:
     for result in results:
         print(
             f"{result.prefill:4d} PE {result.decode:4d} DE in groups of {result.group}, {result.turns_per_fetch} turns a fetch: "
-            f"{result.lives_per_s:8,.0f} lives/s"
-            f" (rounds {result.slowest_lives_per_s:,.0f} to {result.fastest_lives_per_s:,.0f};"
+            f"{result.lives_per_s:,.0f} lives/s (rounds {result.slowest_lives_per_s:,.0f} to {result.fastest_lives_per_s:,.0f};"
             f" {result.in_flight} in flight, {result.waiting} waiting; empty call {result.empty_call_ns:.0f} ns)"
         )
 

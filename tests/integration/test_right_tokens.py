@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.support.turn_reference import SmallCluster, TinyModel, random_tokens, wait_idle
 
 from dualpath.cluster.local import Generation, LocalCluster
 from dualpath.control.turns import SamplingParams
 from dualpath.kvcache.chain import block_keys
 from dualpath.settings import Dtype, ReadSidePolicy
 from dualpath.storage.directory import block_path
-from tests.support.turn_reference import SmallCluster, TinyModel, random_tokens, wait_idle
 
 MODELS: dict[str, tuple[Dtype, dict[str, object]]] = {
     "qwen2-mha": (Dtype.FLOAT64, {"kv_heads": 4}),
@@ -54,9 +54,7 @@ def model(models: Callable[[str], TinyModel]) -> TinyModel:
     return models("qwen2-1kv-head20-untied")
 
 
-def run_turn(
-    model: TinyModel, cluster: LocalCluster, prompt: Sequence[int], sampling: SamplingParams = GREEDY
-) -> Generation:
+def run_turn(model: TinyModel, cluster: LocalCluster, prompt: Sequence[int], sampling: SamplingParams = GREEDY) -> Generation:
     """One turn, compared with the reference."""
     turn = cluster.generate(prompt, sampling, timeout_s=TURN_TIMEOUT_S)
     model.check(turn, sampling)
@@ -95,9 +93,7 @@ def block_files(cluster: LocalCluster, tokens: Sequence[int]) -> list[Path]:
 
 @pytest.mark.parametrize("system", SYSTEMS)
 @pytest.mark.parametrize("name", MODELS)
-def test_every_path_of_the_kv_gives_the_references_tokens(
-    models: Callable[[str], TinyModel], name: str, system: str
-) -> None:
+def test_every_path_of_the_kv_gives_the_references_tokens(models: Callable[[str], TinyModel], name: str, system: str) -> None:
     model = models(name)
     # Every model and every system meet whole prompts as well as ones that are computed in several chunks.
     chunked = (list(MODELS).index(name) + SYSTEMS.index(system)) % 2 == 1
@@ -109,9 +105,7 @@ def test_every_path_of_the_kv_gives_the_references_tokens(
     for before, turn in zip((cold, *warm), warm, strict=False):
         assert turn.cached_tokens == whole_blocks(len(before.prompt) + len(before.tokens) - 1, 16)
         assert turn.cached_tokens == turn.finished.read_prefill_tokens + turn.finished.read_decode_tokens
-    first, second = (
-        (turn.finished.read_prefill_tokens > 0, turn.finished.read_decode_tokens > 0) for turn in warm
-    )
+    first, second = ((turn.finished.read_prefill_tokens > 0, turn.finished.read_decode_tokens > 0) for turn in warm)
     expected = {"dualpath-split": ((True, True), (True, True)), "basic+layerwise+dual-path": ((True, False), (False, True))}
     assert (first, second) == expected.get(system, ((True, False), (True, False)))
     assert all(engine.bad_blocks == 0 for engine in status.engines)
@@ -208,9 +202,7 @@ def _with_end_token(model: TinyModel, directory: Path, token: int) -> TinyModel:
 
 
 def test_a_seed_gives_the_same_tokens_in_every_system_and_after_every_interruption(model: TinyModel) -> None:
-    sampling = SamplingParams(
-        max_tokens=70, temperature=0.8, top_p=0.95, top_k=50, seed=7, ignore_eos=True, logprobs=1
-    )
+    sampling = SamplingParams(max_tokens=70, temperature=0.8, top_p=0.95, top_k=50, seed=7, ignore_eos=True, logprobs=1)
     prompts = [random_tokens(seed, 150) for seed in (1, 2, 3)]
     outputs, attempts = [], []
     for system, pages in (("basic", 200), ("dualpath-split", 200), ("dualpath", 27)):
@@ -282,7 +274,7 @@ def test_a_store_much_smaller_than_the_working_set(model: TinyModel, tmp_path: P
 
 
 def test_a_decode_pool_so_small_that_turns_give_way(model: TinyModel) -> None:
-    setup = SmallCluster(model, pages=30, knobs={"decode_free_watermark": 0.0})
+    setup = SmallCluster(model, pages=27, knobs={"decode_free_watermark": 0.0})
     prompts = [random_tokens(50 + agent, 100) for agent in range(4)]
     with setup.open() as cluster:
         history = run_agents(model, cluster, prompts, rounds=2, append=10, output=60)

@@ -151,9 +151,7 @@ class SmallCluster:
             "dtype": self.model.dtype,
             "device": "cpu",
         }
-        return LocalCluster(
-            self.model.directory, system=self.system, processes=False, **(sizes | self.knobs | knobs)
-        )
+        return LocalCluster(self.model.directory, system=self.system, processes=False, **(sizes | self.knobs | knobs))
 
 
 def wait_idle(cluster: LocalCluster) -> ClusterStatus:

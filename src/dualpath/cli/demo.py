@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from dualpath.cli.options import Given
-from dualpath.cli.replay import Replayed, Workload, report_of, run_system
+from dualpath.cli.outputs import check_output_file
+from dualpath.cli.replay import Replayed, Workload, chosen_systems, report_of, run_system
 from dualpath.models.create import create_model
 from dualpath.replay.driver import ReplayOptions
 from dualpath.replay.plot import SnicLoad, plot_snic_load
@@ -36,6 +37,7 @@ SETTINGS: dict[str, Any] = {
     "write_back_buffer": "16MiB",
 }
 SEED = 1
+PICTURE, REPORT = "snic_load.png", "report.json"
 
 
 @click.command()
@@ -47,23 +49,26 @@ def demo(agents: int, turns: int, systems: str, output: str) -> None:
     """Replay agents through 1 prefill and 1 decode engine with slow storage NICs, as Basic, DualPath and Oracle."""
     console = Console()
     directory = Path(output)
-    directory.mkdir(parents=True, exist_ok=True)
+    chosen = chosen_systems(systems)
+    for name in (PICTURE, REPORT):
+        check_output_file("--output", directory / name)
     trajectories = demo_trajectories(random.Random(SEED), agents=agents, turns=turns)
     workload = Workload(trajectories, ReplayOptions(), SEED)
     console.print(
-        f"{agents} agents, {sum(len(one.turns) for one in trajectories)} turns, a small random model, 1 prefill and 1 decode "
-        f"engine on this machine;\neach node reads from storage at {SETTINGS['snic_bandwidth']}, every hit from a store on disk.\n"
+        f"{agents} agents, {sum(len(one.turns) for one in trajectories)} turns, a small random model, 1 prefill and 1 "
+        f"decode engine on this machine;\neach node reads from storage at {SETTINGS['snic_bandwidth']}, every hit from a "
+        "store on disk.\n"
     )
     with tempfile.TemporaryDirectory(prefix="dualpath-demo-") as scratch:
         model = Path(scratch) / "model"
         create_model(model)
-        replays = [run_system(model, Given(SETTINGS).settings(name), workload, console) for name in systems.split(",")]
+        replays = [run_system(model, Given(SETTINGS).settings(name), workload, console) for name in chosen]
     report = report_of(replays, {"agents": agents, "turns": turns, "seed": SEED})
     console.print(render_table(report))
     console.print(_utilisation(report["systems"]))
     _conclude(console, report["systems"], replays, directory)
-    write_report(directory / "report.json", report)
-    console.print(f"report: {directory / 'report.json'}\n")
+    write_report(directory / REPORT, report)
+    console.print(f"report: {directory / REPORT}\n")
     console.print(NEXT_STEPS, highlight=False)
 
 
@@ -85,7 +90,7 @@ def _conclude(console: Console, systems: Sequence[dict[str, Any]], replays: Sequ
         same = entry["identical_turns"]
         tokens = "moves no bytes: an upper bound" if same is None else f"{same} of {entry['turns']} turns gave identical tokens"
         console.print(f"{entry['system']}: all agents done {ratio:.2f} x as fast as {first['system']}; {tokens}")
-    picture = directory / "snic_load.png"
+    picture = directory / PICTURE
     bandwidth = replays[0].settings.storage.snic_bandwidth
     loads = [_load(replay, bandwidth) for replay in replays if replay.result.transfers]
     plot_snic_load(loads, picture)

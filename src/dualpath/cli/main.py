@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 from importlib.metadata import version
+from types import FrameType
 
 import click
 
@@ -22,6 +24,7 @@ VERBS = {
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
+EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 
 class LazyGroup(click.Group):
@@ -50,20 +53,24 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command; what the user can mend is one line on stderr, without a traceback."""
+    signal.signal(signal.SIGTERM, _terminate)
     try:
-        cli(standalone_mode=False)
+        cli(prog_name="dualpath", standalone_mode=False)
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
-    except click.Abort:
-        sys.exit(130)
+    except (KeyboardInterrupt, click.Abort):
+        sys.exit(EXIT_INTERRUPTED)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except DualPathError as error:
         click.echo(f"dualpath: {error}", err=True)
         sys.exit(EXIT_USAGE if isinstance(error, SettingsError) else EXIT_FAILURE)
-    except KeyboardInterrupt:
-        sys.exit(130)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    """End as Ctrl-C would: whatever was started or put into temporary directories goes first."""
+    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

@@ -73,8 +73,10 @@ def init(
             dtype=Dtype(dtype),
             seed=seed,
         )
-    except (ModelError, OSError) as error:
+    except ModelError as error:
         raise click.ClickException(str(error)) from error
+    except OSError as error:
+        raise click.ClickException(f"cannot write {error.filename or directory}: {error.strerror}") from error
     click.echo(f"wrote {created.directory}: {architecture}, {created.parameters:,} parameters in {dtype}")
     click.echo(f"KV: {created.token_bytes:,} bytes a token over {layers} layers")
     click.echo(f"next: dualpath serve {created.directory}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 import typing
 from collections.abc import Callable, Mapping
@@ -16,6 +17,17 @@ from dualpath.errors import SettingsError
 from dualpath.knobs import checked_knobs, did_you_mean, knob_type, with_knobs
 from dualpath.scheduling.baselines import apply_system
 from dualpath.settings import Settings, section_fields
+
+
+class FiniteRange(click.FloatRange):
+    """A number within bounds, neither infinite nor NaN (which no comparison finds out of bounds)."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -84,7 +96,10 @@ def read_config(path: Path) -> dict[str, Any]:
             if name not in known or known[name][0] != table:
                 raise SettingsError(f"{path}: [{table}] has no key {key!r}{did_you_mean(name, known)}")
             knobs[name] = value
-    return knobs
+    try:
+        return checked_knobs(knobs)
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error}") from error
 
 
 def _option(name: str, section: str, knob: Field[Any]) -> Callable[[Any], Any]:

@@ -8,6 +8,8 @@ import click
 import torch
 from rich.console import Console
 
+from dualpath.cli.options import FiniteRange
+from dualpath.cli.outputs import check_output_file
 from dualpath.clock import MonotonicClock
 from dualpath.costmodel.fit import relative_error
 from dualpath.engine.profile import engine_profile, measure_attention, measure_storage
@@ -24,7 +26,7 @@ from dualpath.settings import Dtype
 @click.option("--block-tokens", default=64, show_default=True, type=click.IntRange(1), help="Tokens in a KV block.")
 @click.option("--max-len", default=4096, show_default=True, type=click.IntRange(2), help="Longest context to measure.")
 @click.option("--prompt-tokens", default=1024, show_default=True, type=click.IntRange(2), help="A typical turn's prompt.")
-@click.option("--hit-rate", default=0.95, show_default=True, type=click.FloatRange(0, 1), help="Its share of cached tokens.")
+@click.option("--hit-rate", default=0.95, show_default=True, type=FiniteRange(0, 1), help="Its share of cached tokens.")
 @click.option("--storage-threads", default=2, show_default=True, type=click.IntRange(1), help="I/O threads of an engine.")
 @click.option("--dtype", default="auto", type=click.Choice([one.value for one in Dtype]), help="As for `serve`.")
 @click.option("--device", default="auto", help="As for `serve`.")
@@ -41,6 +43,7 @@ def profile(
     device: str,
 ) -> None:
     """Measure forward times, prefill rate and storage rate for MODEL, one engine on one core or device."""
+    check_output_file("--output", Path(output))
     console = Console()
     torch.set_num_threads(1)
     clock = MonotonicClock()

@@ -19,9 +19,9 @@ class ReplayProgress:
         self._name = settings.cluster.system
         self._bar = Progress(
             TextColumn("{task.description:>15}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=12),
             MofNCompleteColumn(),
-            TextColumn("agents  {task.fields[state]}"),
+            TextColumn("agents {task.fields[state]}"),
             TimeElapsedColumn(),
             console=console,
         )
@@ -39,15 +39,20 @@ class ReplayProgress:
         turns = state.turns_done + state.turns_failed
         rate = turns / state.elapsed_s if state.elapsed_s > 0 else 0.0
         failed = f", {state.turns_failed} failed" if state.turns_failed else ""
-        loads = "  ".join(f"{node} {self._load(read)}" for node, read in sorted(state.snic_bytes_per_s.items()))
+        loads = " ".join(f"{_short(node)} {self._load(read)}" for node, read in sorted(state.snic_bytes_per_s.items()))
         self._bar.update(
             self._task,
             total=state.agents,
             completed=state.agents_done,
-            state=f"{turns} turns, {rate:.1f}/s{failed}  SNIC {loads}",
+            state=f"{turns} turns {rate:.1f}/s{failed} SNIC {loads}",
         )
 
     def _load(self, bytes_per_s: float) -> str:
         if self._bandwidth is None:
             return f"{bytes_per_s / 1e6:.0f} MB/s"
         return f"{min(1.0, bytes_per_s / self._bandwidth):.0%}"
+
+
+def _short(node: str) -> str:
+    """``P0`` or ``D1`` for ``prefill-node-0`` or ``decode-node-1``."""
+    return node[0].upper() + node.rsplit("-", 1)[-1]

@@ -12,7 +12,8 @@ import click
 import msgspec
 from rich.console import Console
 
-from dualpath.cli.options import Given, settings_options
+from dualpath.cli.options import FiniteRange, Given, settings_options
+from dualpath.cli.outputs import check_output_file
 from dualpath.cli.progress import ReplayProgress
 from dualpath.clock import MonotonicClock
 from dualpath.cluster.local import LocalCluster
@@ -110,10 +111,8 @@ def report_of(replays: Sequence[Replayed], extra: dict[str, Any]) -> dict[str, A
 )
 @click.option("--system", "systems", default="basic,dualpath", help="Systems to compare, separated by commas.")
 @click.option("--agents", type=click.IntRange(1), help="Agents; default: one for each trajectory.")
-@click.option(
-    "--arrival-rate", type=click.FloatRange(0, min_open=True), help="Agents a second (Poisson); default: all at once."
-)
-@click.option("--scale", default=1.0, type=click.FloatRange(0, min_open=True), help="Factor on all token counts.")
+@click.option("--arrival-rate", type=FiniteRange(0, min_open=True), help="Agents a second (Poisson); default: all at once.")
+@click.option("--scale", default=1.0, type=FiniteRange(0, min_open=True), help="Factor on all token counts.")
 @click.option("--gaps", is_flag=True, help="Keep the recorded pauses between turns.")
 @click.option("--seed", default=0, help="Seed of tokens, sampling of trajectories and arrivals.")
 @click.option("--json", "json_path", type=click.Path(), help="Write the report here.")
@@ -136,7 +135,9 @@ def replay(
     store and gets the same agents with the same tokens.
     """
     console = Console()
-    settings = [given.settings(name) for name in _chosen(systems)]
+    settings = [given.settings(name) for name in chosen_systems(systems)]
+    if json_path is not None:
+        check_output_file("--json", Path(json_path))
     trajectories = load_trajectories(
         Path(trace), agents=agents, scale=scale, max_len=settings[0].model.max_len, seed=seed, console=console
     )
@@ -149,7 +150,12 @@ def replay(
         console.print(f"report: {json_path}")
 
 
-def _chosen(systems: str) -> list[str]:
+def chosen_systems(systems: str) -> list[str]:
+    """The names in a list that commas separate.
+
+    Raises:
+        SettingsError: there is no such system, or no name at all.
+    """
     names = [name.strip() for name in systems.split(",") if name.strip()]
     unknown = [name for name in names if name not in SYSTEMS]
     if unknown or not names:

@@ -6,7 +6,6 @@ import asyncio
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 import click
 
@@ -27,7 +26,6 @@ def serve(model: str, given: Given) -> None:
     """Serve MODEL, a Hugging Face directory, until SIGTERM or Ctrl-C."""
     settings = given.settings()
     check_address(settings.server)
-    signal.signal(signal.SIGTERM, _interrupt)
     click.echo(f"starting {settings.cluster.prefill} prefill and {settings.cluster.decode} decode engines …", err=True)
     with LocalCluster(model, system=None, settings=settings) as cluster:
         if cluster.tokenizer is None:
@@ -45,10 +43,6 @@ def serve(model: str, given: Given) -> None:
                 on_listening=lambda host, port: _announce(host, port, name, settings),
             )
         )
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _on_signals(act: Callable[[], None]) -> None:

@@ -11,7 +11,7 @@ import zmq
 
 from dualpath.clock import Clock
 from dualpath.cluster.build import engine_spec
-from dualpath.cluster.workers import Worker, start_worker
+from dualpath.cluster.workers import Worker, spec_name, start_worker
 from dualpath.control.channel import scheduler_port, socket_address
 from dualpath.control.messages import (
     Decoder,
@@ -22,9 +22,9 @@ from dualpath.control.messages import (
     StatusQuery,
     StatusReply,
     ToLauncher,
+    Welcome,
 )
 from dualpath.control.spec import ClusterSpec, EngineSpec
-from dualpath.control.turns import ClusterStatus
 from dualpath.errors import ClusterError
 from dualpath.types import Role
 
@@ -34,8 +34,8 @@ HELLO_INTERVAL_S = 0.25
 QUICK_DEATHS = 5
 QUICK_DEATH_WINDOW_S = 60.0
 """An engine that dies so often within so long is given up for the window's rest: restarting would only burn the machine."""
-EXITS_REPEATED_S = 10.0
-"""Exits are reported again for so long: a scheduler that is just restarting must hear of them too."""
+REMEMBERED_EXITS = 64
+"""So many of the last exits are told to every new scheduler."""
 
 
 class Launcher:
@@ -49,7 +49,9 @@ class Launcher:
         self._run_directory = Path(spec.run_directory)
         self._workers: dict[str, Worker] = {}
         self._keepers: list[asyncio.Task[None]] = []
-        self._exits: deque[tuple[float, str]] = deque()
+        self._exits: deque[str] = deque(maxlen=REMEMBERED_EXITS)
+        self._epoch = ""
+        self._started = False
         self._closing = False
         self._joined: frozenset[str] = frozenset()
         self._first_death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -75,6 +77,7 @@ class Launcher:
         except BaseException:
             await self.close()
             raise
+        self._started = True
 
     async def _all_joined(self, expected: int, timeout_s: float) -> None:
         end = self._clock.now() + timeout_s
@@ -131,37 +134,47 @@ class Launcher:
         incarnation = 0
         while not self._closing:
             spec: ClusterSpec | EngineSpec = self.spec if role is None else engine_spec(self.spec, role, index, incarnation)
-            worker = await start_worker(spec, self._run_directory, self._processes)
-            self._workers[worker.name] = worker
-            outcome = await worker.wait()
-            del self._workers[worker.name]
+            outcome = await self._live_once(spec)
             if self._closing:
                 return
-            self._note_death(worker.name, outcome)
+            name = spec_name(spec)
+            if not self._started:  # another one would end the same way
+                if not self._first_death.done():
+                    self._first_death.set_result(f"{name} did not start: {outcome}")
+                return
+            self._note_death(name, outcome)
             incarnation += 1
             deaths.append(self._clock.now())
             if len(deaths) == QUICK_DEATHS and deaths[-1] - deaths[0] < QUICK_DEATH_WINDOW_S:
-                logger.error("%s died %d times in a row; waiting", worker.name, QUICK_DEATHS)
-                await asyncio.sleep(QUICK_DEATH_WINDOW_S - (deaths[-1] - deaths[0]))
+                pause_s = QUICK_DEATH_WINDOW_S - (deaths[-1] - deaths[0])
+                logger.error("%s died %d times in a row; waiting %.0f s", name, QUICK_DEATHS, pause_s)
+                await asyncio.sleep(pause_s)
+
+    async def _live_once(self, spec: ClusterSpec | EngineSpec) -> str:
+        """One life of a member, from its start to its end; why it ended, or did not even start."""
+        try:
+            worker = await start_worker(spec, self._run_directory, self._processes)
+        except ClusterError as error:
+            return str(error)
+        if self._closing:  # began meanwhile, and has not seen it
+            worker.kill()
+        self._workers[worker.name] = worker
+        outcome = await worker.wait()
+        del self._workers[worker.name]
+        return outcome
 
     def _note_death(self, name: str, outcome: str) -> None:
         logger.warning("%s ended (%s); restarting it", name, outcome)
         self.restarts += 1
-        if not self._first_death.done():
-            self._first_death.set_result(f"{name} ended: {outcome}")
         if name != "scheduler":
-            self._exits.append((self._clock.now(), name))
+            self._exits.append(name)
             self._port.send(EngineExited(name))
 
     async def _greet(self) -> None:
-        """Tell the scheduler, and each of its successors, that we are here and who has ended."""
+        """Tell the scheduler, and each of its successors, that we are here."""
         queries = 0
         while True:
             self._port.send(LauncherHello(self.restarts))
-            while self._exits and self._clock.now() - self._exits[0][0] > EXITS_REPEATED_S:
-                self._exits.popleft()
-            for _, name in self._exits:
-                self._port.send(EngineExited(name))
             queries += 1
             self._port.send(StatusQuery(queries))
             await asyncio.sleep(HELLO_INTERVAL_S if queries > 40 else HELLO_INTERVAL_S / 5)
@@ -174,8 +187,14 @@ class Launcher:
                 worker.kill()
             else:
                 self._port.send(EngineExited(message.name))
+        elif isinstance(message, Welcome):
+            self._on_welcome(message)
         elif isinstance(message, StatusReply):
-            self._on_status(message.status)
+            self._joined = frozenset(engine.name for engine in message.status.engines)
 
-    def _on_status(self, status: ClusterStatus) -> None:
-        self._joined = frozenset(engine.name for engine in status.engines)
+    def _on_welcome(self, message: Welcome) -> None:
+        """A new scheduler has to hear who ended before its time."""
+        if message.epoch != self._epoch:
+            self._epoch = message.epoch
+            for name in self._exits:
+                self._port.send(EngineExited(name))

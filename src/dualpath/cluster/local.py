@@ -7,6 +7,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +19,7 @@ from dualpath.cluster.launcher import Launcher
 from dualpath.control.client import ClientProfile, ClusterClient
 from dualpath.control.spec import ClusterSpec
 from dualpath.control.turns import ClusterStatus, SamplingParams, TokenEvent, TurnFinished
-from dualpath.errors import SettingsError
+from dualpath.errors import RequestFailed, SettingsError
 from dualpath.knobs import with_knobs
 from dualpath.models.registry import describe_model
 from dualpath.scheduling.baselines import apply_system
@@ -26,6 +27,9 @@ from dualpath.settings import Settings
 from dualpath.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
+
+LAST_TASKS_S = 1.0
+"""What still runs when everything is closed gets so long to notice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,8 @@ class LocalCluster:
         self._model = Path(model)
         self._processes = processes
         self._thread: threading.Thread | None = None
+        self._open = False
+        self._lock = threading.Lock()
 
     def __enter__(self) -> LocalCluster:
         self.open()
@@ -108,6 +114,7 @@ class LocalCluster:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._loop.run_forever, name="dualpath-cluster", daemon=True)
             self._thread.start()
+            self._open = True
             self.run(self._start())
         except BaseException:
             self._clean_up()
@@ -132,8 +139,12 @@ class LocalCluster:
         self.launcher = Launcher(self.spec, clock, processes=self._processes)
         await self.launcher.start()
         self.client = ClusterClient(client_profile(self.spec), clock)
-        await self.client.start()
-        await self.client.wait_ready(30.0)
+        try:
+            await self.client.start()
+            await self.client.wait_ready(30.0)
+        except BaseException:
+            await self._stop()
+            raise
 
     async def _stop(self) -> None:
         await self.client.close()
@@ -141,6 +152,9 @@ class LocalCluster:
 
     def _clean_up(self) -> None:
         if self._thread is not None:
+            with self._lock:
+                self._open = False
+            asyncio.run_coroutine_threadsafe(_end_tasks(), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
@@ -148,8 +162,27 @@ class LocalCluster:
         shutil.rmtree(self._run_directory, ignore_errors=True)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the cluster's loop and wait for it."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        """Run a coroutine on the cluster's loop and wait for it; an exception here (Ctrl-C) cancels it, and waits all the same."""
+        ended = threading.Event()
+        future = self._begin(work, ended)
+        try:
+            return future.result()
+        except BaseException:
+            if future.cancel():
+                ended.wait()
+            raise
+
+    def _begin(self, work: Coroutine[Any, Any, T], ended: threading.Event) -> Future[T]:
+        """Start a coroutine on the cluster's loop, which sets ``ended`` at its end.
+
+        Raises:
+            RequestFailed: the cluster is closed.
+        """
+        with self._lock:
+            if self._open:
+                return asyncio.run_coroutine_threadsafe(_noting_end(work, ended), self._loop)
+        work.close()
+        raise RequestFailed("the cluster is closed")
 
     def call_soon(self, function: Callable[[], object]) -> None:
         """Call a function on the cluster's loop, from any thread or signal handler."""
@@ -182,7 +215,7 @@ class LocalCluster:
     ) -> Generation:
         """As ``generate``, from any asyncio loop; cancelling it cancels the turn on both sides."""
         work = self._generate(prompt, sampling or SamplingParams(**params), timeout_s)
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+        return await asyncio.wrap_future(self._begin(work, threading.Event()))
 
     async def _generate(self, prompt: str | Sequence[int], sampling: SamplingParams, timeout_s: float | None) -> Generation:
         tokens = self._encode(prompt)
@@ -218,6 +251,23 @@ class LocalCluster:
     def status(self) -> ClusterStatus:
         """The cluster as its scheduler sees it."""
         return self.run(self.client.status())
+
+
+async def _end_tasks() -> None:
+    """Let what still runs on this loop come to its end, or end it."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    if tasks:
+        _, late = await asyncio.wait(tasks, timeout=LAST_TASKS_S)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+
+
+async def _noting_end(work: Coroutine[Any, Any, T], ended: threading.Event) -> T:
+    try:
+        return await work
+    finally:
+        ended.set()
 
 
 def client_profile(spec: ClusterSpec) -> ClientProfile:

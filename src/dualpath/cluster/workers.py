@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 import threading
@@ -11,12 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from dualpath.control.scheduler_main import serve as serve_scheduler
+from dualpath.control.scheduler_main import serve_store
 from dualpath.control.spec import ClusterSpec, EngineSpec, write_spec
 from dualpath.engine.main import run_engine
 from dualpath.errors import ClusterError, DualPathError
-from dualpath.storage.files import IndexLease
-from dualpath.storage.registry import open_storage
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +68,11 @@ class ProcessWorker:
         write_spec(spec, path)
         with log.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", module, str(path), stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output
+                *(sys.executable, "-m", module, str(path), str(os.getpid())),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C is ours alone: we stop them in good order
             )
         return cls(name, process, log)
 
@@ -82,7 +85,7 @@ class ProcessWorker:
         if status < 0:
             return f"killed by {signal.Signals(-status).name}"
         lines = self._log.read_text(errors="replace").strip().splitlines()
-        return f"exit status {status}" + (f": {lines[-1]}" if lines and status else "")
+        return lines[-1] if lines and status else f"exit status {status}"
 
     def stop(self) -> None:
         self._signal(signal.SIGTERM)
@@ -114,7 +117,7 @@ class ThreadWorker:
             engine = spec
             return cls(spec.name, lambda stop: run_engine(engine, stop))
         cluster = spec
-        return cls("scheduler", lambda stop: _scheduler(cluster, stop))
+        return cls("scheduler", lambda stop: serve_store(cluster, stop))
 
     def _run(self, work: Callable[[threading.Event], None], loop: asyncio.AbstractEventLoop) -> None:
         try:
@@ -140,15 +143,6 @@ class ThreadWorker:
 
     def kill(self) -> None:
         self._stop.set()
-
-
-def _scheduler(spec: ClusterSpec, stop: threading.Event) -> None:
-    with IndexLease(Path(spec.store_directory)):
-        storage = open_storage(spec.storage)
-        try:
-            serve_scheduler(spec, storage, stop)
-        finally:
-            storage.close()
 
 
 async def start_worker(spec: Spec, run_directory: Path, processes: bool) -> Worker:

@@ -132,7 +132,7 @@ class Outbox:
         port = self._ports.get(address)
         if port is None:
             socket = _socket(self._context, zmq.PUSH)
-            socket.reconnect_ivl = 20
+            socket.reconnect_ivl, socket.reconnect_ivl_max = 20, 1000  # a client may have gone for good
             socket.connect(address)
             port = self._ports[address] = Port(socket, None, None)
         port.send(message)

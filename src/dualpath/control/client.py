@@ -34,6 +34,7 @@ from dualpath.control.messages import (
 from dualpath.control.turns import ClusterStatus, SamplingParams, TokenEvent, TurnEvent, TurnFinished, finish_reason
 from dualpath.errors import ClusterError, DeadlineExceeded, InvalidRequest, Overloaded, PromptTooLong, RequestFailed
 from dualpath.kvcache.chain import block_keys
+from dualpath.scheduling.decisions import LossReason
 from dualpath.settings import DeadlineSettings
 
 logger = logging.getLogger(__name__)
@@ -335,6 +336,8 @@ class ClusterClient:
             turn.done = message
         elif isinstance(message, Rejected):
             turn.error = PromptTooLong(message.reason)
+        elif message.reason == LossReason.TIMED_OUT:
+            turn.error = DeadlineExceeded("the turn did not end in time")
         elif message.retryable:
             turn.failure = message.reason
         else:

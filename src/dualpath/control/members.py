@@ -12,6 +12,7 @@ from dualpath.scheduling.decisions import EngineDescription, EngineLoad
 from dualpath.types import EngineName, GroupName, NodeName, Role
 
 REMEMBERED_LOSSES = 1024
+REMEMBERED_ENDS = 64
 
 
 @dataclass(slots=True)
@@ -69,6 +70,7 @@ class Members:
         self._groups: dict[Role, dict[GroupName, int]] = {Role.PREFILL: {}, Role.DECODE: {}}
         self._clients: dict[bytes, ClientRecord] = {}
         self._launcher: bytes | None = None
+        self.ended: deque[str] = deque(maxlen=REMEMBERED_ENDS)
         self.restarts = 0
 
     def add_engine(self, engine: EngineRecord) -> bool:
@@ -97,6 +99,13 @@ class Members:
         """Lost to gone: its process has ended."""
         self._lost.pop(engine.name, None)
 
+    def note_end(self, name: str) -> bool:
+        """Remember whose memory is safe, for those that join later; False if that was known."""
+        if name in self.ended:
+            return False
+        self.ended.append(name)
+        return True
+
     def was_lost(self, name: str) -> bool:
         return name in self._ever_lost
 
@@ -115,6 +124,10 @@ class Members:
         """All live engines, by name."""
         return iter(sorted(self._live.values(), key=lambda engine: engine.name))
 
+    def lost(self) -> list[EngineRecord]:
+        """Engines that were given up and may still run."""
+        return list(self._lost.values())
+
     def groups(self, role: Role) -> list[GroupName]:
         """The groups that have a live engine."""
         return list(self._groups[role])
@@ -128,6 +141,13 @@ class Members:
         """Live engines not heard of for ``timeout_s``."""
         return [engine for engine in self._live.values() if now - engine.seen_s > timeout_s]
 
+    def excuse(self, seconds: float) -> None:
+        """Hold the last ``seconds`` of silence against nobody."""
+        for engine in self._live.values():
+            engine.seen_s += seconds
+        for client in self._clients.values():
+            client.seen_s += seconds
+
     def saw_client(self, client: ClientRecord) -> None:
         self._clients[client.identity] = client
 
@@ -138,10 +158,13 @@ class Members:
             del self._clients[client.identity]
         return silent
 
-    def saw_launcher(self, identity: bytes, restarts: int) -> None:
+    def saw_launcher(self, identity: bytes, restarts: int) -> bool:
+        """Note the launcher; whether it is a new one."""
+        new = self._launcher != identity
         self._launcher, self.restarts = identity, restarts
+        return new
 
     def ask_launcher_to_fence(self, engine: EngineRecord, send: Callable[[bytes, Message], None]) -> None:
-        """Have a lost engine's process ended; without a launcher its slots stay quarantined."""
+        """Have a lost engine's process ended; without a launcher its slots stay quarantined until there is one."""
         if self._launcher is not None:
             send(self._launcher, Fence(engine.name))

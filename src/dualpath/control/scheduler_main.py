@@ -16,7 +16,7 @@ from dualpath.control.block_index import BlockIndex
 from dualpath.control.channel import QUEUED_MESSAGES, socket_address
 from dualpath.control.decision_log import open_scheduler
 from dualpath.control.messages import Decoder, ToScheduler, encode
-from dualpath.control.process import die_with_parent, log_to_stderr
+from dualpath.control.process import die_with_parent, log_to_stderr, run_to_end
 from dualpath.control.scheduler_service import SchedulerService
 from dualpath.control.spec import ClusterSpec, read_cluster_spec
 from dualpath.errors import ProtocolError
@@ -29,11 +29,26 @@ logger = logging.getLogger(__name__)
 TICK_S = 0.05
 
 
+def serve_store(spec: ClusterSpec, stop: threading.Event) -> None:
+    """``serve`` with the cluster's store, under the lease of its index.
+
+    Raises:
+        StoreInUse: another process owns the store's index.
+        StorageError, SettingsError: the store, or the decision log, cannot be used.
+    """
+    with IndexLease(Path(spec.store_directory)):
+        storage = open_storage(spec.storage)
+        try:
+            serve(spec, storage, stop)
+        finally:
+            storage.close()
+
+
 def serve(spec: ClusterSpec, storage: Storage, stop: threading.Event) -> None:
     """Own the cluster's scheduling and block index until ``stop`` is set.
 
     Raises:
-        StoreInUse: another process owns the store's index.
+        SettingsError: the decision log cannot be written.
     """
     clock = MonotonicClock()
     blocks = BlockIndex(storage, spec.store_capacity_blocks, spec.geometry.block_tokens)
@@ -79,19 +94,14 @@ def _receive_all(service: SchedulerService, socket: zmq.Socket[bytes], decoder: 
 
 
 def main() -> None:
-    """``python -m dualpath.control.scheduler_main SPEC``"""
-    die_with_parent()
+    """``python -m dualpath.control.scheduler_main SPEC PARENT_PID``"""
+    die_with_parent(int(sys.argv[2]))
     spec = read_cluster_spec(Path(sys.argv[1]))
     log_to_stderr("scheduler")
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with IndexLease(Path(spec.store_directory)):
-        storage = open_storage(spec.storage)
-        try:
-            serve(spec, storage, stop)
-        finally:
-            storage.close()
+    run_to_end(lambda: serve_store(spec, stop))
 
 
 if __name__ == "__main__":

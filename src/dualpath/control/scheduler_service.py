@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+from collections import Counter
 from collections.abc import Iterable
 
 from dualpath.clock import Clock
@@ -53,7 +54,9 @@ from dualpath.types import EngineName, GroupName, RequestId, Role, Side
 logger = logging.getLogger(__name__)
 
 CLIENT_TIMEOUT_S = 10.0
-"""A client silent for so long has ended; its turns are cancelled."""
+"""A client silent for so long has ended; its turns are given up."""
+OVERSLEPT_S = 0.25
+"""Ticks further apart than this mean that this process was stopped, or got no processor."""
 
 
 class SchedulerService:
@@ -71,7 +74,9 @@ class SchedulerService:
         self._turns: dict[str, TurnRecord] = {}
         self._deadlines: list[tuple[float, str]] = []
         self._outbox: list[tuple[bytes, Message]] = []
+        self._ticked_s = clock.now()
         self._placed = 0
+        self._prefill_tokens: Counter[GroupName] = Counter()
         self._lookup_tokens = 0
         self._hit_tokens = 0
         self._handlers = {
@@ -104,6 +109,9 @@ class SchedulerService:
     def tick(self) -> None:
         """Let time pass: deadlines of turns and of waits for blocks, heartbeats. Call a few times a second."""
         now = self._clock.now()
+        if now - self._ticked_s > OVERSLEPT_S:  # nobody was silent then: we did not listen
+            self._members.excuse(now - self._ticked_s)
+        self._ticked_s = now
         while self._deadlines and self._deadlines[0][0] <= now:
             _, request_id = heapq.heappop(self._deadlines)
             if request_id in self._turns:
@@ -115,14 +123,18 @@ class SchedulerService:
             self._members.ask_launcher_to_fence(engine, self._send)
         for client in self._members.silent_clients(now, CLIENT_TIMEOUT_S):
             for request_id in [turn.request_id for turn in self._turns.values() if turn.client == client.identity]:
-                self._leave(request_id, LossReason.CANCELLED)
+                self._turns[request_id].failure = "its client fell silent"
+                self._leave(request_id, LossReason.FAILED)  # if it was only stopped, it has to hear of this
         self.pump()
 
     def pump(self) -> None:
-        """Fetch for the parked leaders: their long polls end as soon as there is work."""
+        """Fetch for the parked leaders: their long polls end as soon as there is work.
+
+        A prefill leader takes what it finds, so that the one with the least to do comes first.
+        """
         if self._placed == len(self._turns):
             return
-        for group in self._members.groups(Role.PREFILL):
+        for group in sorted(self._members.groups(Role.PREFILL), key=lambda group: self._prefill_tokens[group]):
             self._act(self._central.fetch_prefill(group, ()))
         for group in self._members.groups(Role.DECODE):
             self._act(self._central.fetch_decode(group, ()))
@@ -133,6 +145,7 @@ class SchedulerService:
         if message.request_id in self._turns:
             return
         now = self._clock.now()
+        self._members.saw_client(ClientRecord(sender, now))
         turn = TurnRecord(message, sender, now, now + self._spec.settings.cache.pending_timeout_s)
         self._turns[message.request_id] = turn
         heapq.heappush(self._deadlines, (now + message.timeout_s, message.request_id))
@@ -172,6 +185,7 @@ class SchedulerService:
         turn.placed = placed
         self._placed += 1
         turn.scheduling_s = self._clock.now() - turn.submitted_s
+        self._count_prefill(turn, GroupName(self._members.engine(placed.prefill).join.group))
         prefill, decode = self._members.engine(placed.prefill), self._members.engine(placed.decode)
         region = decode.join.region
         assert region is not None
@@ -192,6 +206,14 @@ class SchedulerService:
             self._blocks.unpin(turn)
         self._send(decode.identity, assign)
         self._send(prefill.identity, assign)
+
+    def _count_prefill(self, turn: TurnRecord, group: GroupName | None) -> None:
+        """The turn's prefill is now this group's to do, or nobody's."""
+        if turn.prefill_group is not None:
+            self._prefill_tokens[turn.prefill_group] -= turn.prompt_tokens
+        turn.prefill_group = group
+        if group is not None:
+            self._prefill_tokens[group] += turn.prompt_tokens
 
     def _lost(self, lost: Lost) -> None:
         """Tell the engines that still know the turn, and its client."""
@@ -220,6 +242,7 @@ class SchedulerService:
         turn = self._turns.pop(request_id, None)
         if turn is not None:
             self._placed -= turn.placed is not None
+            self._count_prefill(turn, None)
             self._blocks.unpin(turn)
             self._blocks.unpark(turn)
         return turn
@@ -244,6 +267,7 @@ class SchedulerService:
         if turn is None:
             return
         self._central.prefilled(RequestId(message.request_id))
+        self._count_prefill(turn, None)
         self.pump()
 
     def _on_turn_ended(self, sender: bytes, message: TurnEnded) -> None:
@@ -300,6 +324,8 @@ class SchedulerService:
             return
         record = EngineRecord(message, sender, self._clock.now())
         if self._members.add_engine(record):
+            for name in self._members.ended:
+                self._send(sender, PeerFenced(name))
             self._act(self._central.engine_joined(record.description()))
             self.pump()
 
@@ -328,11 +354,14 @@ class SchedulerService:
         if engine is not None:
             self._lose(engine)
             self._members.remove_engine(engine)
-        for other in self._members.engines():
-            self._send(other.identity, PeerFenced(message.name))
+        if self._members.note_end(message.name):
+            for other in self._members.engines():
+                self._send(other.identity, PeerFenced(message.name))
 
     def _on_launcher(self, sender: bytes, message: LauncherHello) -> None:
-        self._members.saw_launcher(sender, message.restarts)
+        if self._members.saw_launcher(sender, message.restarts):
+            for engine in self._members.lost():
+                self._members.ask_launcher_to_fence(engine, self._send)
         self._send(sender, Welcome(self._epoch, self._members.complete))
 
     def _on_status_query(self, sender: bytes, message: StatusQuery) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from dualpath.control.messages import Submit
 from dualpath.scheduling.decisions import Placed
-from dualpath.types import BlockKey, ReadShare, Side
+from dualpath.types import BlockKey, GroupName, ReadShare, Side
 
 TOKEN_BYTES = 4
 
@@ -16,7 +16,7 @@ class TurnRecord:
     """One attempt of a turn, from its submission to its end.
 
     ``wait_ends_s`` is when it stops waiting for blocks that are being written, ``pinned`` the deepest block of the hit
-    while it may not be evicted, ``unread`` the sides that still read.
+    while it may not be evicted, ``unread`` the sides that still read, ``prefill_group`` the group that still computes it.
     """
 
     submit: Submit
@@ -27,6 +27,7 @@ class TurnRecord:
     pinned: BlockKey | None = None
     awaited: BlockKey | None = None
     unread: set[Side] = field(default_factory=set)
+    prefill_group: GroupName | None = None
     scheduling_s: float = 0.0
     failure: str | None = None
     retryable: bool = True

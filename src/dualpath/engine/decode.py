@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 from dualpath.clock import Clock
 from dualpath.control.messages import (
-    Abandon,
     Assign,
     BlocksLost,
     DecodeShareRead,
@@ -33,6 +32,7 @@ from dualpath.engine.chain_writer import ChainWriter, DecodeMemory, WriteTickets
 from dualpath.engine.decode_compute import DecodeCompute, DecodeRow
 from dualpath.engine.decode_turn import DecodeTurn
 from dualpath.engine.member import Member, traffic_counters
+from dualpath.engine.reclaim import Reclaim
 from dualpath.errors import DualPathError
 from dualpath.traffic.manager import TrafficManager
 from dualpath.types import BlockKey, ReadShare, Side
@@ -65,10 +65,9 @@ class DecodeEngine:
         self._transfers = not self._spec.settings.cluster.oracle
         self._tickets = WriteTickets(member.to_scheduler)
         self._turns: dict[str, DecodeTurn] = {}
-        self._reclaiming: dict[str, DecodeTurn] = {}
+        self._reclaim = Reclaim(member, memory.buffer, compute.pool, self._pages_came)
         self._running: list[DecodeTurn] = []
         self._stepping: list[DecodeTurn] = []
-        self._pages_coming = 0
         self._work = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute")
 
@@ -114,7 +113,7 @@ class DecodeEngine:
         elif isinstance(message, Withdraw):
             self._withdraw(message.request_id)
         elif isinstance(message, Released):
-            self._on_released(message.request_id)
+            self._reclaim.released(message.request_id)
         elif isinstance(message, PeerFenced):
             self._on_fenced(message.name)
         else:
@@ -159,18 +158,11 @@ class DecodeEngine:
             turn.granted = False
             turn.handover.set_result(message)
         else:
-            self._on_released(message.request_id)
-
-    def _on_released(self, request_id: str) -> None:
-        turn = self._reclaiming.get(request_id)
-        if turn is not None:
-            turn.released.set()
+            self._reclaim.released(message.request_id)
 
     def _on_fenced(self, name: str) -> None:
         """A peer has ended: it can write into our buffer no more."""
-        for turn in self._reclaiming.values():
-            if turn.assign.prefill == name:
-                turn.released.set()
+        self._reclaim.fenced(name)
         for turn in list(self._turns.values()):
             if turn.assign.prefill == name and turn.granted:
                 turn.granted = False
@@ -186,52 +178,17 @@ class DecodeEngine:
             turn.task.cancel()
         if turn in self._running:
             self._running.remove(turn)
-        self._retire(turn)
+        turn.writer.end()
+        self._reclaim.slots(turn)
+        if not turn.copying and turn not in self._stepping:
+            self._reclaim.pages(turn)
 
     def _fail(self, turn: DecodeTurn, reason: str) -> None:
         self._member.to_scheduler(TurnFailed(turn.request_id, f"{self._member.name}: {reason}"))
         self._withdraw(turn.request_id)
 
-    # --- letting go ---------------------------------------------------------------------------------------------------
-
-    def _retire(self, turn: DecodeTurn) -> None:
-        """Give everything back that the turn holds, each thing as soon as nothing touches it."""
-        turn.writer.end()
-        if turn.slots:
-            self._reclaiming[turn.request_id] = turn
-            self._member.spawn(self._reclaim_slots(turn))
-        if turn.pages and not turn.copying and turn not in self._stepping:
-            self._give_pages_back(turn)
-
-    async def _reclaim_slots(self, turn: DecodeTurn) -> None:
-        """Free the buffer slots once the prefill engine, storage reads, handoff and write-back are done with them."""
-        slots, turn.slots = turn.slots, ()
-        try:
-            if turn.granted:
-                self._member.to_peer(turn.assign.prefill_address, Abandon(turn.request_id, self._member.address))
-                await turn.released.wait()
-            if turn.reading is not None:
-                await turn.reading.wait_drained()
-            if turn.task is not None:  # cancelled during the copy to the device, it ends when that does
-                await asyncio.wait((turn.task,))
-            await turn.writer.slots_free.wait()
-        finally:
-            self._reclaiming.pop(turn.request_id, None)
-        self._buffer.free(slots)
-
-    def _give_pages_back(self, turn: DecodeTurn) -> None:
-        """Free the pages, now or when the last of them has been copied for its write-back."""
-        pages, turn.pages = turn.pages, []
-        if turn.writer.pages_free.is_set():
-            self._pool.free(pages)
-        else:
-            self._pages_coming += len(pages)
-            self._member.spawn(self._free_copied(turn.writer, pages))
-
-    async def _free_copied(self, writer: ChainWriter, pages: list[int]) -> None:
-        await writer.pages_free.wait()
-        self._pages_coming -= len(pages)
-        self._pool.free(pages)
+    def _pages_came(self) -> None:
+        """Those who waited for pages may go on."""
         self._work.set()
         self._member.report_soon()
 
@@ -259,9 +216,8 @@ class DecodeEngine:
             return
         if handover.finish_reason is not None:
             self._end(turn, handover.finish_reason)
-        elif turn.slots:
-            self._reclaiming[turn.request_id] = turn
-            self._member.spawn(self._reclaim_slots(turn))
+        else:
+            self._reclaim.slots(turn)
 
     def _remaining(self, turn: DecodeTurn) -> float:
         return max(0.0, turn.deadline - self._clock.now())
@@ -312,7 +268,7 @@ class DecodeEngine:
         finally:
             turn.copying = False
             if turn.ended:
-                self._give_pages_back(turn)
+                self._reclaim.pages(turn)
 
     # --- decoding -----------------------------------------------------------------------------------------------------
 
@@ -346,8 +302,8 @@ class DecodeEngine:
         for turn in batch:
             if not turn.ended:
                 self._fail(turn, reason)
-            elif turn.pages:
-                self._give_pages_back(turn)
+            else:
+                self._reclaim.pages(turn)
 
     def _row(self, turn: DecodeTurn) -> DecodeRow:
         return DecodeRow(turn.pages, turn.kv_tokens, turn.last_token, turn.assign.submit.sampling, turn.position + 1)
@@ -366,7 +322,7 @@ class DecodeEngine:
         if turn.kv_tokens // self._geometry.block_tokens < len(turn.pages):
             return True
         page = self._pool.grow(turn.pages[-1])
-        while page is None and not self._pages_coming:
+        while page is None and not self._reclaim.pages_coming:
             youngest = max(self._running, key=lambda other: other.started_s)
             logger.info("%s: preempting %s", self._member.name, youngest.request_id)
             self._fail(youngest, "preempted: no device memory left")
@@ -379,8 +335,7 @@ class DecodeEngine:
 
     def _after_step(self, turn: DecodeTurn, event: TokenEvent) -> None:
         if turn.ended:
-            if turn.pages:
-                self._give_pages_back(turn)
+            self._reclaim.pages(turn)
             return
         turn.kv_tokens += 1
         block_tokens = self._geometry.block_tokens

@@ -13,7 +13,7 @@ import torch
 
 from dualpath.clock import MonotonicClock
 from dualpath.control.messages import RegionInfo
-from dualpath.control.process import die_with_parent, log_to_stderr
+from dualpath.control.process import die_with_parent, exit_now, log_to_stderr, run_to_end
 from dualpath.control.spec import EngineSpec, read_engine_spec
 from dualpath.costmodel.attention import AttentionTime
 from dualpath.engine.chain_writer import DecodeMemory
@@ -129,14 +129,15 @@ def _decode(member: Member, traffic: TrafficManager, transport: Transport) -> De
 
 
 def main() -> None:
-    """``python -m dualpath.engine.main SPEC``"""
-    die_with_parent()
+    """``python -m dualpath.engine.main SPEC PARENT_PID``"""
+    die_with_parent(int(sys.argv[2]))
     spec = read_engine_spec(Path(sys.argv[1]))
     log_to_stderr(spec.name)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    run_engine(spec, stop)
+    run_to_end(lambda: run_engine(spec, stop))
+    exit_now()
 
 
 if __name__ == "__main__":

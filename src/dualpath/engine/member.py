@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import zmq
 
-from dualpath.control.channel import Outbox, inbox, scheduler_port, socket_address
-from dualpath.control.messages import Assign, Decoder, Fetch, Join, Message, RegionInfo, Rejoin, ToEngine
+from dualpath.control.channel import Outbox, Port, inbox, scheduler_port, socket_address
+from dualpath.control.messages import Assign, Decoder, Fetch, Join, Message, PeerFenced, RegionInfo, Rejoin, ToEngine
 from dualpath.control.spec import EngineSpec
 from dualpath.control.turns import EngineStatus
 from dualpath.traffic.manager import TrafficManager
@@ -74,6 +74,7 @@ class Member:
         self._scheduler_address = socket_address(run_directory, "scheduler")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._outbox = Outbox(self._context)
+        self._ports: list[Port] = []
         self._seen = 0
         self._epoch = ""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -86,6 +87,7 @@ class Member:
         decoder = Decoder(ToEngine)
         self._inbox = inbox(self._context, self.address, decoder, self._receive)
         self._scheduler = scheduler_port(self._context, self._scheduler_address, self.name, decoder, self._receive)
+        self._ports = [self._scheduler, self._inbox]
         self._join()
         self.spawn(self._report())
 
@@ -95,9 +97,6 @@ class Member:
     def to_peer(self, address: str, message: Message) -> None:
         """To another engine's or a client's inbox."""
         self._outbox.send(address, message)
-
-    def forget_peer(self, address: str) -> None:
-        self._outbox.forget(address)
 
     def report_soon(self) -> None:
         """Report at the next opportunity instead of at the end of the interval."""
@@ -136,6 +135,8 @@ class Member:
         if isinstance(message, Assign):
             self._seen = max(self._seen, message.sequence)
         self._engine.handle(message)
+        if isinstance(message, PeerFenced):
+            self._outbox.forget(socket_address(Path(self.spec.cluster.run_directory), message.name))
 
     def _join(self) -> None:
         kv_blocks, buffer_blocks = self._engine.capacity
@@ -164,11 +165,11 @@ class Member:
                 continue
 
     async def close(self) -> None:
-        """Let queued messages out, then disconnect."""
+        """Let queued messages out, then disconnect. A member that never started has only its context to end."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._scheduler.close(linger_s=0.5)
+        for port in self._ports:
+            port.close(linger_s=0.5)
         self._outbox.close(linger_s=0.5)
-        self._inbox.close()
         self._context.term()

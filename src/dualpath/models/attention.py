@@ -83,13 +83,13 @@ class PrefillPlan:
 
 
 def plan_prefill(segments: Sequence[PrefillSegment], dtype: torch.dtype, device: torch.device) -> PrefillPlan:
-    """Positions, writes and chunks of a batch of segments."""
-    ends = list(accumulate(segment.new for segment in segments))
-    spans = [(segment, end - segment.new) for segment, end in zip(segments, ends, strict=True) if segment.new]
+    """Positions, writes and chunks of a batch of segments; there is one at least, and each has a new token at least."""
+    ends = accumulate(segment.new for segment in segments)
+    spans = [(segment, end - segment.new) for segment, end in zip(segments, ends, strict=True)]
     mask = _shared_mask(segments, dtype, device)
     positions = [torch.arange(segment.cached, segment.cached + segment.new, device=device) for segment in segments]
     return PrefillPlan(
-        positions=torch.cat(positions) if positions else torch.zeros(0, dtype=torch.int64, device=device),
+        positions=torch.cat(positions),
         writes=tuple(_write(segment, first) for segment, first in spans),
         chunks=tuple(chunk for segment, first in spans for chunk in _chunks(segment, first, mask)),
     )
@@ -125,22 +125,23 @@ def _chunks(segment: PrefillSegment, first: int, mask: CausalMask) -> list[Query
 def prefill_attention(queries: torch.Tensor, rows: torch.Tensor, plan: PrefillPlan, heads: HeadLayout) -> torch.Tensor:
     """Queries ``[n, kv_heads · group, head_dim]`` over the batch's KV rows, to ``[n, kv_heads · group · head_dim]``.
 
-    KV heads stand in the batch dimension and are shared by their group without a copy (an expanded view).
+    A group's members stand in the batch dimension and share their KV heads without a copy (an expanded view).
     """
-    count = queries.shape[0]
-    output = queries.new_empty(count, heads.kv_heads, heads.group, heads.head_dim)
-    grouped = queries.view(count, heads.kv_heads, heads.group, heads.head_dim).permute(1, 2, 0, 3)
-    keys, values = rows.permute(1, 2, 0, 3).unsqueeze(2).expand(-1, -1, heads.group, -1, -1)
-    for chunk in plan.chunks:
-        attended = scaled_dot_product_attention(
+    grouped = queries.view(-1, heads.kv_heads, heads.group, heads.head_dim).permute(2, 1, 0, 3)
+    keys, values = rows.permute(1, 2, 0, 3).unsqueeze(1).expand(-1, heads.group, -1, -1, -1)
+    attended = [
+        scaled_dot_product_attention(
             grouped[:, :, chunk.queries],
             keys[:, :, chunk.rows],
             values[:, :, chunk.rows],
             attn_mask=chunk.mask,
             is_causal=chunk.causal,
         )
-        output[chunk.queries] = attended.permute(2, 0, 1, 3)
-    return output.view(count, -1)
+        for chunk in plan.chunks
+    ]
+    # Without groups this only renames what the operator has laid out by token already.
+    flat = [part.permute(2, 1, 0, 3).reshape(part.shape[2], -1) for part in attended]
+    return flat[0] if len(flat) == 1 else torch.cat(flat)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ class PrefillSegment:
     """One request's part of a forward batch.
 
     Its KV rows are ``[kv_start, kv_start + cached + new)`` of the batch's KV buffer, the first ``cached`` already
-    filled; its new tokens are the next ``new`` rows of the hidden states, at positions ``cached …``.
+    filled; its new tokens (one at least) are the next ``new`` rows of the hidden states, at positions ``cached …``.
     """
 
     kv_start: int
@@ -47,7 +47,7 @@ class DecodeBatch:
 
     Attributes:
         tables: per sequence, its pages in order, as plain integers so that nothing waits for the device; at least
-            ``lengths // page_tokens + 1`` long. Ascending neighbours are read in place, others are gathered.
+            ``lengths // page_tokens + 1`` long. Where reading in place pays, neighbouring pages are not gathered.
         lengths: per sequence, tokens before this one; the new token's KV goes to that position.
     """
 

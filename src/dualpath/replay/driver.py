@@ -6,9 +6,10 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from dualpath.clock import Clock
-from dualpath.control.turns import ClusterStatus, SamplingParams, TurnClient, TurnFinished
+from dualpath.control.turns import ClusterStatus, EngineStatus, SamplingParams, TurnClient, TurnFinished
 from dualpath.errors import DualPathError
 from dualpath.replay.report import NodeCounters
 from dualpath.types import Role
@@ -45,22 +46,17 @@ class NodeMeter:
 
     def __init__(self, baseline: ClusterStatus) -> None:
         self._roles: dict[str, Role] = {}
-        self._first: dict[str, tuple[int, int, float]] = {}
-        self._last: dict[str, tuple[str, int, int, float]] = {}
+        self._first: dict[str, EngineStatus] = {}
+        self._last: dict[str, EngineStatus] = {}
         self.samples: dict[str, list[tuple[float, int]]] = {}
         self.update(baseline)
-        self._first = {name: row[1:] for name, row in self._last.items()}
+        self._first = dict(self._last)
 
     def update(self, status: ClusterStatus) -> None:
         """Take a report in."""
         for engine in status.engines:
             self._roles[engine.node] = Role(engine.role)
-            self._last[engine.name] = (
-                engine.node,
-                engine.storage_read_bytes,
-                engine.storage_write_bytes,
-                engine.attention_s,
-            )
+            self._last[engine.name] = engine
 
     def sample(self, now_s: float) -> dict[str, int]:
         """Note the bytes that each node has read so far."""
@@ -74,16 +70,27 @@ class NodeMeter:
         return list(self._by_node(bandwidth).values())
 
     def _by_node(self, bandwidth: float | None) -> dict[str, NodeCounters]:
-        totals = {node: [0, 0, 0.0] for node in self._roles}
-        for name, (node, read, written, attention_s) in self._last.items():
-            first = self._first.get(name, (0, 0, 0.0))
-            totals[node][0] += read - first[0]
-            totals[node][1] += written - first[1]
-            totals[node][2] += attention_s - first[2]
-        return {
-            node: NodeCounters(node, self._roles[node], int(read), int(written), bandwidth, attention)
-            for node, (read, written, attention) in sorted(totals.items())
-        }
+        engines: dict[str, list[str]] = {node: [] for node in sorted(self._roles)}
+        for name, engine in self._last.items():
+            engines[engine.node].append(name)
+        return {node: self._counters(node, names, bandwidth) for node, names in engines.items()}
+
+    def _counters(self, node: str, names: Sequence[str], bandwidth: float | None) -> NodeCounters:
+        def since_baseline(counter: str) -> Any:
+            before = (getattr(self._first[name], counter) for name in names if name in self._first)
+            return sum(getattr(self._last[name], counter) for name in names) - sum(before)
+
+        return NodeCounters(
+            node,
+            self._roles[node],
+            since_baseline("storage_read_bytes"),
+            since_baseline("storage_write_bytes"),
+            bandwidth,
+            since_baseline("attention_s"),
+            since_baseline("transfer_s"),
+            since_baseline("exposed_s"),
+            max((self._last[name].peak_kv_bytes for name in names), default=0),
+        )
 
 
 class ReplayDriver:

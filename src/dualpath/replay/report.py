@@ -23,7 +23,8 @@ class NodeCounters:
     """What one node did during a replay.
 
     ``storage_bytes_per_s`` is its storage NIC's limit, None where there is none; ``attention_s`` its engines' time in
-    prefill attention.
+    forwards, ``transfer_s`` in moving their layers' KV, of which compute waited for ``exposed_s``; ``peak_kv_bytes`` is
+    the most device KV that one prefill batch held.
     """
 
     name: str
@@ -32,6 +33,9 @@ class NodeCounters:
     storage_write_bytes: int
     storage_bytes_per_s: float | None
     attention_s: float
+    transfer_s: float = 0.0
+    exposed_s: float = 0.0
+    peak_kv_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +202,15 @@ def _nodes(result: SystemResult) -> dict[str, Any]:
         "nodes": [_node(node, result.jct_s) for node in result.nodes],
         "storage_max_over_mean": metrics.max_over_mean([node.storage_read_bytes for node in result.nodes]),
         "attention_time_max_over_mean": metrics.max_over_mean(prefill),
+        "transfer_hidden_share": _hidden(result.nodes),
+        "prefill_peak_kv_bytes": max((node.peak_kv_bytes for node in result.nodes), default=0),
     }
+
+
+def _hidden(nodes: Sequence[NodeCounters]) -> float | None:
+    """Share of the layers' transfer time that compute hid: 1 − exposed / total."""
+    exposed = ratio(sum(node.exposed_s for node in nodes), sum(node.transfer_s for node in nodes))
+    return None if exposed is None else 1.0 - exposed
 
 
 def _node(node: NodeCounters, jct_s: float) -> dict[str, Any]:

@@ -78,6 +78,8 @@ ROWS = (
     Row("busiest SNIC", _busiest_snic, _percent, compared=False),
     Row("SNIC max/mean", _of("storage_max_over_mean"), _fine, compared=False),
     Row("attention max/mean", _of("attention_time_max_over_mean"), _fine, compared=False),
+    Row("transfer hidden", _of("transfer_hidden_share"), _percent, compared=False),
+    Row("peak prefill KV", _of("prefill_peak_kv_bytes"), _mebibytes),
     Row("turns completed", _of("completed"), _plain, compared=False),
     Row("turns failed", _of("failed"), _plain, compared=False),
     Row("identical turns", _of("identical_turns"), _plain, compared=False),

@@ -20,7 +20,7 @@ from dualpath.scheduling.decisions import (
     Refused,
     RequestDescription,
 )
-from dualpath.scheduling.ledger import UNLIMITED, Capacity, EngineState, GroupState, RequestState
+from dualpath.scheduling.ledger import UNLIMITED, Capacity, EngineState, GroupState, RequestState, smallest
 from dualpath.scheduling.limits import SchedulerLimits
 from dualpath.scheduling.placing import Placer
 from dualpath.scheduling.pools import RolePool
@@ -60,11 +60,18 @@ class CentralScheduler:
         self._placer = Placer(limits, self._prefill, self._decode)
         self._nodes: dict[NodeName, ReadQueue] = {}
         self._requests: dict[RequestId, RequestState] = {}
+        self._waiting = 0
+        self._floor = smallest(())
         self.late_events = 0
 
     @property
     def limits(self) -> SchedulerLimits:
         return self._limits
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether an accepted request is not placed on both sides yet: if not, a fetch would only take over the loads."""
+        return self._waiting > 0
 
     def engine_joined(self, engine: EngineDescription) -> list[Decision]:
         """Let an engine take part. If one of this name is known, it is given up first."""
@@ -86,6 +93,7 @@ class CentralScheduler:
         group.ramping += ramps
         before, capacity = pool.capacities, group.capacity
         pool.add(state)
+        self._floor = smallest((self._prefill.floor, self._decode.floor))
         if pool is self._decode:
             self._placer.loads.add(group)
         if len(group.engines) > 1 and group.capacity != capacity:
@@ -113,10 +121,12 @@ class CentralScheduler:
             self.late_events += 1
             return []
         request = request_state(description, self._limits, self._clock.now())
-        for pool in (self._decode, self._prefill):
-            if not pool.floor.holds(request) and not pool.holds(request):
-                return [self._refused(pool, request)]
-        self._requests[request.request_id] = request
+        if not self._floor.holds(request):
+            for pool in (self._decode, self._prefill):
+                if not pool.holds(request):
+                    return [self._refused(pool, request)]
+        self._requests[description.request_id] = request
+        self._waiting += 1
         self._prefill.queue.append(request)
         self._decode.queue.append(request)
         return []
@@ -130,7 +140,7 @@ class CentralScheduler:
         Raises:
             UnknownEngine: the group, or one of the reporting engines, has not joined or was given up.
         """
-        return self._placer.prefill(self._prefill.report(group, loads))
+        return self._placed(self._placer.prefill(self._prefill.report(group, loads)))
 
     def fetch_decode(self, group: GroupName, loads: Sequence[EngineLoad]) -> list[Decision]:
         """Give waiting requests to decode engines: groups first, then the engines of this one (two phases).
@@ -140,7 +150,7 @@ class CentralScheduler:
         Raises:
             UnknownEngine: the group, or one of the reporting engines, has not joined or was given up.
         """
-        return self._placer.decode(self._decode.report(group, loads))
+        return self._placed(self._placer.decode(self._decode.report(group, loads)))
 
     def read_progress(self, request_id: RequestId, side: Side, tokens_read: int) -> None:
         """``side`` has now read ``tokens_read`` of its share in all (the whole share also when it gives the rest up)."""
@@ -148,15 +158,13 @@ class CentralScheduler:
         if request is None or not request.sequence:
             self.late_events += 1
         elif side is _PREFILL_SIDE:
-            step = request.unread_prefill + tokens_read - request.share.prefill_tokens
+            step = request.unread_prefill - max(0, request.share.prefill_tokens - tokens_read)
             if step > 0 and request.prefill is not None:
-                step = min(step, request.unread_prefill)
                 request.unread_prefill -= step
                 request.prefill.read(step)
         else:
-            step = request.unread_decode + tokens_read - request.share.decode_tokens
+            step = request.unread_decode - max(0, request.share.decode_tokens - tokens_read)
             if step > 0 and request.decode is not None:
-                step = min(step, request.unread_decode)
                 request.unread_decode -= step
                 request.decode.read(step)
 
@@ -214,6 +222,10 @@ class CentralScheduler:
             read_queue_tokens={node: queue.unread_tokens for node, queue in self._nodes.items()},
         )
 
+    def _placed(self, decisions: list[Decision]) -> list[Decision]:
+        self._waiting -= len(decisions)
+        return decisions
+
     def _release_prefill(self, request: RequestState, engine: EngineState) -> None:
         engine.requests -= 1
         engine.tokens -= request.prompt_tokens
@@ -232,7 +244,7 @@ class CentralScheduler:
         if request.unread_decode:
             engine.read(request.unread_decode)
             request.unread_decode = 0
-        if not engine.requests:
+        if not engine.requests and engine.grown_blocks:
             engine.set_grown(0)
 
     def _leave_group(self, request: RequestState, group: GroupState) -> None:
@@ -240,23 +252,26 @@ class CentralScheduler:
         group.load_tokens -= request.prompt_tokens
         self._placer.loads.changed(group)
 
+    def _leave_queues(self, request: RequestState) -> None:
+        """To be called before a request that waits, and is marked as left, is taken off the ledgers."""
+        self._waiting -= 1
+        if request.prefill is None:
+            self._prefill.queue.one_left()
+        if request.decode is None:
+            (self._decode if request.decode_group is None else request.decode_group).queue.one_left()
+
     def _remove(self, request: RequestState) -> None:
         """Take a request off every queue and ledger."""
         del self._requests[request.request_id]
         request.left = True
-        group = request.decode_group
+        if not request.sequence:
+            self._leave_queues(request)
         if request.prefill is not None:
             self._release_prefill(request, request.prefill)
-        elif not request.sequence:
-            self._prefill.queue.one_left()
         if request.decode is not None:
             self._release_decode(request, request.decode)
-        elif group is not None:
-            group.queue.one_left()
-        else:
-            self._decode.queue.one_left()
-        if group is not None:
-            self._leave_group(request, group)
+        if request.decode_group is not None:
+            self._leave_group(request, request.decode_group)
 
     def _lose(self, request: RequestState, reason: LossReason, gone: EngineState | None = None) -> Lost:
         """Remove a request and name the engines that know it: both once it is placed, the prefill engine until its end."""
@@ -273,6 +288,7 @@ class CentralScheduler:
         group, before = engine.group, pool.capacities
         group.ramping -= engine.allowance < UNLIMITED
         pool.remove(engine)
+        self._floor = smallest((self._prefill.floor, self._decode.floor))
         if not any(e.read_queue is engine.read_queue for p in self._pools.values() for e in p.engines.values()):
             del self._nodes[engine.description.node]
         if pool is self._decode and not group.engines:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from bisect import insort
 from collections.abc import Callable, Collection, Iterable
+from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
 
 from dualpath.scheduling.ledger import GroupState, RequestState
@@ -34,6 +34,7 @@ class DecodeCandidate(Protocol):
     allowance: int
 
 
+_requests = attrgetter("requests")
 DecodeEngine = TypeVar("DecodeEngine", bound=DecodeCandidate)
 
 
@@ -105,8 +106,11 @@ def balance_limit(waiting: Iterable[WaitingRequest], engines: Collection[DecodeC
     ``1.05 · (Σ_{r∈S} tokens(r) + Σ_e tok_e) / |G|``, where ``S`` are the requests from the head of the queue that fit
     the sum of free blocks (fragmentation ignored).
     """
-    free = sum(max(0, engine.room_blocks - engine.reserved_blocks) for engine in engines)
-    tokens = sum(engine.tokens for engine in engines)
+    free = tokens = 0
+    for engine in engines:
+        tokens += engine.tokens
+        if engine.room_blocks > engine.reserved_blocks:
+            free += engine.room_blocks - engine.reserved_blocks
     for request in waiting:
         free -= request.demand_blocks
         if free < 0:
@@ -123,27 +127,26 @@ class DecodeChoice(Generic[DecodeEngine]):
 
     def __init__(self, engines: Iterable[DecodeEngine], limit_tokens: float) -> None:
         self._limit_tokens = limit_tokens
-        open_engines = (engine for engine in engines if engine.requests < engine.allowance)
-        self._order = sorted((engine.requests, turn, engine) for turn, engine in enumerate(open_engines))
-        self._turn = len(self._order)
-        self._chosen = 0
+        self._engines = sorted((engine for engine in engines if engine.requests < engine.allowance), key=_requests)
 
     def engine(self, prompt_tokens: int, demand_blocks: int) -> DecodeEngine | None:
         """Among the engines with room, the fewest requests within ``H``, else the fewest tokens; None if none has room."""
         most_tokens = self._limit_tokens - prompt_tokens
         fallback: DecodeEngine | None = None
-        for position, (_, _, engine) in enumerate(self._order):
+        for engine in self._engines:
             if engine.room_blocks - engine.reserved_blocks >= demand_blocks:
                 if engine.tokens <= most_tokens:
-                    self._chosen = position
                     return engine
                 if fallback is None or engine.tokens < fallback.tokens:
-                    self._chosen, fallback = position, engine
+                    fallback = engine
         return fallback
 
     def assigned(self, engine: DecodeEngine) -> None:
-        """The ``engine`` just chosen has got the request; one that is at its allowance leaves."""
-        del self._order[self._chosen]
-        if engine.requests < engine.allowance:
-            self._turn += 1
-            insort(self._order, (engine.requests, self._turn, engine))
+        """``engine`` has got a request; one that is at its allowance leaves."""
+        engines, requests = self._engines, engine.requests
+        engines.remove(engine)
+        if requests < engine.allowance:
+            position = len(engines)  # bisection with a key would take longer than this loop, which starts near the place
+            while position and engines[position - 1].requests > requests:
+                position -= 1
+            engines.insert(position, engine)

@@ -16,24 +16,24 @@ UNLIMITED = sys.maxsize
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The largest request that an engine could hold with nothing else on it, in blocks."""
+    """The largest request that an engine could hold with nothing else on it; all of whole blocks."""
 
-    prompt_blocks: int
-    context_blocks: int
-    hit_blocks: int
+    prompt_tokens: int
+    context_tokens: int
+    hit_tokens: int
 
     def holds(self, request: RequestState) -> bool:
         """Whether prompt, prompt with output, and the hit all fit."""
         return (
-            request.prompt_blocks <= self.prompt_blocks
-            and request.context_blocks <= self.context_blocks
-            and request.hit_blocks <= self.hit_blocks
+            request.prompt_tokens <= self.prompt_tokens
+            and request.context_tokens <= self.context_tokens
+            and request.hit_tokens <= self.hit_tokens
         )
 
 
 def smallest(capacities: Iterable[Capacity]) -> Capacity:
     """What all of them hold; without any, everything."""
-    rows = [(UNLIMITED, UNLIMITED, UNLIMITED), *((c.prompt_blocks, c.context_blocks, c.hit_blocks) for c in capacities)]
+    rows = [(UNLIMITED, UNLIMITED, UNLIMITED), *((c.prompt_tokens, c.context_tokens, c.hit_tokens) for c in capacities)]
     return Capacity(*map(min, zip(*rows, strict=True)))
 
 
@@ -48,10 +48,8 @@ class RequestState:
 
     request_id: RequestId
     prompt_tokens: int
+    context_tokens: int
     hit_tokens: int
-    prompt_blocks: int
-    context_blocks: int
-    hit_blocks: int
     demand_blocks: int
     submitted_s: float
     left: bool = False

@@ -160,7 +160,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, StrEnum):
         return {"type": type(value).__name__, "value": value.value}
     noun = type(value)
-    if _TYPES.get(noun.__name__) is noun:  # a dataclass or a named tuple
+    if _TYPES.get(noun.__name__) is noun:
         return {"type": noun.__name__} | {name: _plain(getattr(value, name)) for name in noun.__match_args__}
     if isinstance(value, list):
         return [_plain(item) for item in value]

@@ -27,7 +27,7 @@ class Placer:
         self._beta_tokens = limits.beta_tokens
         self._prefill = prefill
         self._decode = decode
-        self._read_side = ReadSide(limits.read_side, limits.block_tokens)
+        self._share = ReadSide(limits.read_side, limits.block_tokens).share
 
     def prefill(self, group: GroupState) -> list[Decision]:
         """Place what waits for prefill engines: on those of ``group``, or on whose turn it is."""
@@ -37,24 +37,31 @@ class Placer:
         """Place what waits for decode engines: phase 1 and, in ``group``, phase 2; or on whose turn it is."""
         if not self.adaptive:
             return self._decode_in_order()
-        queue = self._decode.queue
-        while (request := queue.head()) is not None and self.loads.assign(request) is not None:
-            queue.popleft()
+        queue, assign = self._decode.queue, self.loads.assign
+        done = 0
+        for request in queue:
+            if not request.left and assign(request) is None:
+                break
+            done += 1
+        queue.drop(done)
         return self._decode_in_group(group)
 
     def _prefill_in_group(self, group: GroupState) -> list[Decision]:
         decisions: list[Decision] = []
-        queue, capacity = self._prefill.queue, group.capacity
+        queue, holds = self._prefill.queue, group.capacity.holds
         if not queue:
             return decisions
         choice = PrefillChoice(group.engines.values(), self._limits.alpha_s, self._beta_tokens)
-        while (request := queue.head()) is not None and capacity.holds(request):
-            engine = choice.engine()
-            if engine is None:
-                break
-            queue.popleft()
-            self._assign_prefill(request, engine, decisions)
-            choice.assigned(engine)
+        done = 0
+        for request in queue:
+            if not request.left:
+                engine = choice.engine() if holds(request) else None
+                if engine is None:
+                    break
+                self._assign_prefill(request, engine, decisions)
+                choice.assigned(engine)
+            done += 1
+        queue.drop(done)
         return decisions
 
     def _decode_in_group(self, group: GroupState) -> list[Decision]:
@@ -64,14 +71,16 @@ class Placer:
         if request is None or all(not engine.has_room(request) for engine in engines):
             return decisions
         choice = DecodeChoice(engines, balance_limit(queue.waiting(), engines))
-        while request is not None:
-            engine = choice.engine(request.prompt_tokens, request.demand_blocks)
-            if engine is None:
-                break
-            queue.popleft()
-            self._assign_decode(request, engine, decisions)
-            choice.assigned(engine)
-            request = queue.head()
+        done = 0
+        for request in queue:
+            if not request.left:
+                engine = choice.engine(request.prompt_tokens, request.demand_blocks)
+                if engine is None:
+                    break
+                self._assign_decode(request, engine, decisions)
+                choice.assigned(engine)
+            done += 1
+        queue.drop(done)
         return decisions
 
     def _prefill_in_order(self) -> list[Decision]:
@@ -120,14 +129,15 @@ class Placer:
 
     def _place(self, request: RequestState, prefill: EngineState, decode: EngineState) -> Placed:
         """Both engines are known: choose who reads the hit, and count it."""
-        queues = prefill.read_queue, decode.read_queue
-        share = self._read_side.share(request.hit_tokens, *queues, prefill.buffer_tokens)
-        if self._limits.recompute_when_faster and recompute_is_faster(share, *queues, self._limits.prefill_tokens_per_s):
-            share = ReadShare()
-        self.sequence += 1
-        request.sequence = self.sequence
+        prefill_queue, decode_queue, limits = prefill.read_queue, decode.read_queue, self._limits
+        share = self._share(request.hit_tokens, prefill_queue, decode_queue, prefill.buffer_tokens)
+        if limits.recompute_when_faster:
+            if recompute_is_faster(share, prefill_queue, decode_queue, limits.prefill_tokens_per_s):
+                share = ReadShare()
+        self.sequence = request.sequence = sequence = self.sequence + 1
         request.share = share
-        request.unread_prefill, request.unread_decode = share.prefill_tokens, share.decode_tokens
-        prefill.placed(request, request.unread_prefill)
-        decode.placed(request, request.unread_decode)
-        return Placed(request.request_id, prefill.name, decode.name, share, self.sequence)
+        request.unread_prefill = head = share.prefill_tokens
+        request.unread_decode = tail = share.decode_tokens
+        prefill.placed(request, head)
+        decode.placed(request, tail)
+        return Placed(request.request_id, prefill.name, decode.name, share, sequence)

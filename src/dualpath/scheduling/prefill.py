@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
 
 from dualpath.scheduling.readside import ReadQueue
@@ -22,6 +22,7 @@ class PrefillCandidate(Protocol):
     read_queue: ReadQueue
 
 
+_tokens = attrgetter("tokens")
 PrefillEngine = TypeVar("PrefillEngine", bound=PrefillCandidate)
 
 
@@ -36,25 +37,24 @@ class PrefillChoice(Generic[PrefillEngine]):
     def __init__(self, engines: Iterable[PrefillEngine], alpha_s: float, beta_tokens: float) -> None:
         self._alpha_s = alpha_s
         self._beta_tokens = beta_tokens
-        open_engines = (engine for engine in engines if engine.tokens <= beta_tokens and engine.requests < engine.allowance)
-        self._order = sorted((engine.tokens, turn, engine) for turn, engine in enumerate(open_engines))
-        self._turn = len(self._order)
-        self._chosen = 0
+        open_engines = [engine for engine in engines if engine.tokens <= beta_tokens and engine.requests < engine.allowance]
+        self._engines = sorted(open_engines, key=_tokens)
 
     def engine(self) -> PrefillEngine | None:
         """The engine for the next request; None if all are in C1."""
         alpha_s = self._alpha_s
-        for position, (_, _, engine) in enumerate(self._order):
+        for engine in self._engines:
             queue = engine.read_queue
             if queue.unread_tokens <= alpha_s * queue.tokens_per_s:
-                self._chosen = position
                 return engine
-        self._chosen = 0
-        return self._order[0][2] if self._order else None
+        return self._engines[0] if self._engines else None
 
     def assigned(self, engine: PrefillEngine) -> None:
-        """The ``engine`` just chosen has got the request; one that has passed β, or is at its allowance, leaves."""
-        del self._order[self._chosen]
-        if engine.tokens <= self._beta_tokens and engine.requests < engine.allowance:
-            self._turn += 1
-            insort(self._order, (engine.tokens, self._turn, engine))
+        """``engine`` has got a request and its tokens have grown; one that has passed β, or is at its allowance, leaves."""
+        engines, tokens = self._engines, engine.tokens
+        engines.remove(engine)
+        if tokens <= self._beta_tokens and engine.requests < engine.allowance:
+            position = len(engines)  # bisection with a key would take longer than this loop, which starts near the place
+            while position and engines[position - 1].tokens > tokens:
+                position -= 1
+            engines.insert(position, engine)

@@ -68,6 +68,8 @@ def test_top_k_keeps_the_k_likeliest() -> None:
     assert kept.nonzero().flatten().tolist() == [1, 2, 3, 4]
     assert torch.equal(kept, torch.where(kept > 0, (logits.double() / 2.0).softmax(-1), 0.0))
     assert torch.all(filtered_probabilities(logits, SamplingParams(temperature=1.0, top_k=100)) > 0)
+    ties = filtered_probabilities(torch.zeros(5000), SamplingParams(temperature=1.0, top_k=3))
+    assert ties.nonzero().flatten().tolist() == [0, 1, 2]
 
 
 def test_top_p_keeps_the_fewest_that_reach_it() -> None:
@@ -83,6 +85,8 @@ def test_top_p_keeps_the_fewest_that_reach_it() -> None:
     assert kept(0.76) == [1, 2, 3]
     assert kept(0.95) == [0, 1, 2, 3]
     assert kept(0.6, top_k=2) == [1], "0.5 of the 0.75 that top_k leaves is two thirds"
+    halves = filtered_probabilities(torch.zeros(4), SamplingParams(temperature=1.0, top_p=0.5))
+    assert halves.nonzero().flatten().tolist() == [0, 1], "two of four equal tokens reach a half exactly"
 
 
 def test_filtered_tokens_are_never_drawn() -> None:
@@ -90,6 +94,15 @@ def test_filtered_tokens_are_never_drawn() -> None:
     logits = torch.linspace(-1, 1, 10).expand(draws, -1)
     found = tokens(logits, [SamplingParams(temperature=3.0, top_k=3, seed=5)] * draws, list(range(draws)))
     assert set(found) == {7, 8, 9}
+
+
+@pytest.mark.parametrize(("draw", "token"), [(0.0, 2), (0.5, 4), (1 - 2.0**-52, 4)])
+def test_the_ends_of_the_unit_interval(monkeypatch: pytest.MonkeyPatch, draw: float, token: int) -> None:
+    """Tokens of probability 0 are not drawn there either: not before the first, between two, or after the last."""
+    monkeypatch.setattr("dualpath.engine.sampler.uniform", lambda seed, position: draw)
+    none = float("-inf")
+    logits = torch.tensor([[none, none, 0.0, none, 0.0, none]])
+    assert tokens(logits, [SamplingParams(temperature=1.0)], [0]) == [token]
 
 
 @pytest.mark.parametrize("temperature", [1e-8, 1e-3, 100.0])

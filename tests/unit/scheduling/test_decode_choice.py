@@ -28,11 +28,11 @@ class Waiting:
 
 
 def request(number: int, tokens: int) -> RequestState:
-    return RequestState(RequestId(f"r{number}"), tokens, 0, 1, 1, 0, 2, 0.0)
+    return RequestState(RequestId(f"r{number}"), tokens, tokens, 0, 2, 0.0)
 
 
-def group(name: str, order: int, load_tokens: int = 0, holds_blocks: int = 10) -> GroupState:
-    return GroupState(GroupName(name), order, Capacity(holds_blocks, 10, 10), load_tokens=load_tokens)
+def group(name: str, order: int, load_tokens: int = 0, holds_tokens: int = 1000) -> GroupState:
+    return GroupState(GroupName(name), order, Capacity(holds_tokens, 1000, 1000), load_tokens=load_tokens)
 
 
 def groups(*states: GroupState) -> LeastLoaded:
@@ -115,7 +115,7 @@ def test_phase_one_sees_changes_from_outside() -> None:
 
 
 def test_phase_one_passes_over_groups_that_could_never_hold_the_request() -> None:
-    small, large = group("small", 1, holds_blocks=0), group("large", 2, load_tokens=900)
+    small, large = group("small", 1, holds_tokens=0), group("large", 2, load_tokens=900)
     loads = groups(small, large)
     assert [loads.assign(request(number, 10)) for number in range(2)] == [large, large]
     loads.remove(large)
