@@ -1,8 +1,9 @@
-"""Clusters of real processes, of which one is killed or stopped while agents talk to them (rules 1, 2 and 10)."""
+"""Clusters of real processes, of which some are killed or stopped while agents talk to them (rules 1, 2, 6 and 10)."""
 
 from __future__ import annotations
 
 import os
+import random
 import signal
 import tempfile
 import time
@@ -10,14 +11,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
-from dualpath.cluster.local import LocalCluster
-from dualpath.settings import Dtype
 from tests.support.fault_agents import (
     Agents,
+    check_ended,
     check_right,
     fault_knobs,
     leaves_nothing,
+    names,
     pid_of,
     stopped,
     stored_files,
@@ -26,9 +26,18 @@ from tests.support.fault_agents import (
 )
 from tests.support.turn_reference import TinyModel
 
+from dualpath.cluster.local import LocalCluster
+from dualpath.control.turns import ClusterStatus
+from dualpath.errors import Cancelled, DeadlineExceeded, RequestFailed
+from dualpath.scheduling.central import RAMP_REQUESTS
+from dualpath.scheduling.decisions import Lost, Placed
+from dualpath.scheduling.log import decode
+from dualpath.settings import Dtype
+
 pytestmark = pytest.mark.slow
 
 HEARTBEAT_S = 1.5
+FENCED_S = 4 * HEARTBEAT_S
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +46,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 
 
 @pytest.fixture(scope="module")
-def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def temporary() -> Iterator[Path]:
     """An empty directory for temporary files, on a path short enough for sockets."""
     with tempfile.TemporaryDirectory(prefix="faults-") as directory:
         before, tempfile.tempdir = tempfile.tempdir, directory
@@ -46,9 +55,23 @@ def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def pair(model: TinyModel, temporary: Path) -> Iterator[LocalCluster]:
+def decision_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("decisions") / "log"
+
+
+@pytest.fixture(scope="module")
+def pair(model: TinyModel, temporary: Path, decision_log: Path) -> Iterator[LocalCluster]:
     """One prefill and one decode engine."""
-    with leaves_nothing(temporary), LocalCluster(model.directory, **fault_knobs(model)) as cluster:
+    knobs = fault_knobs(model, heartbeat_timeout_s=HEARTBEAT_S, decision_log=str(decision_log))
+    with leaves_nothing(temporary), LocalCluster(model.directory, **knobs) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def two_pairs(model: TinyModel, temporary: Path) -> Iterator[LocalCluster]:
+    """Two prefill and two decode engines; hits are read by both sides."""
+    knobs = fault_knobs(model, heartbeat_timeout_s=HEARTBEAT_S, prefill=2, decode=2)
+    with leaves_nothing(temporary), LocalCluster(model.directory, system="dualpath-split", **knobs) as cluster:
         yield cluster
 
 
@@ -63,19 +86,161 @@ def stop_until_fenced(cluster: LocalCluster, prefix: str) -> str:
     """Stop a member until it is past its deadline, and let it go on; its name."""
     name, pid = pid_of(cluster, prefix)
     with stopped(pid):
-        wait_gone([pid], 4 * HEARTBEAT_S)  # nobody but the launcher ends it
+        wait_gone([pid], FENCED_S)  # it cannot end by itself
     return name
 
 
+Fault = Callable[[LocalCluster, str], str]
+
+
+def check_whole(cluster: LocalCluster, gone: list[str]) -> ClusterStatus:
+    """Everything serves again under new names, nothing is held, and the index knows every file of the store."""
+    status = wait_serving(cluster, gone)
+    assert status.stored_blocks == len(stored_files(cluster))
+    return status
+
+
+# --- one of each role -------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("fault", [kill, stop_until_fenced])
-@pytest.mark.parametrize("victim", ["prefill", "decode"])
+@pytest.mark.parametrize(("victim", "seed"), [("prefill", 1), ("decode", 2)])
 def test_the_only_engine_of_a_role_dies(
-    model: TinyModel, pair: LocalCluster, fault: Callable[[LocalCluster, str], str], victim: str
+    model: TinyModel, pair: LocalCluster, decision_log: Path, fault: Fault, victim: str, seed: int
 ) -> None:
-    wait_serving(pair)
-    agents = Agents(pair, seed=hash((fault.__name__, victim)) % 1000).begin()
-    agents.wait_tokens(40)
+    before = wait_serving(pair)
+    agents = Agents(pair, seed=seed).begin()
+    agents.wait_tokens(60)
     gone = fault(pair, victim)
     check_right(model, agents)
-    status = wait_serving(pair, gone=[gone])
-    assert status.stored_blocks == len(stored_files(pair))
+    status = check_whole(pair, [gone])
+    assert status.restarts == before.restarts + 1
+    (newcomer,) = names(status) - names(before)
+    assert newcomer.startswith(victim)
+    check_not_flooded(decision_log, newcomer)
+
+
+def check_not_flooded(log: Path, engine: str) -> None:
+    """An engine that joined a running cluster held few requests at first, and one more for each that it did well."""
+    held: set[str] = set()
+    done = most = 0
+    for call in map(decode, log.read_text().splitlines()):
+        for decision in call.decisions:
+            if isinstance(decision, Placed) and engine in (decision.prefill, decision.decode):
+                held.add(decision.request_id)
+            elif isinstance(decision, Lost):
+                held.discard(decision.request_id)
+        if call.method in ("finished", "prefilled") and call.arguments[0] in held:
+            left = call.method == "finished" or engine.startswith("prefill")
+            held -= {call.arguments[0]} if left else set()
+            done += left
+        most = max(most, len(held))
+        assert len(held) <= RAMP_REQUESTS + done, f"{engine} holds {len(held)} after doing {done}"
+    assert most > 1, f"{engine} was not put to the test"
+
+
+def test_the_scheduler_dies(model: TinyModel, pair: LocalCluster) -> None:
+    before = wait_serving(pair)
+    agents = Agents(pair, seed=3).begin()
+    agents.wait_tokens(60)
+    kill(pair, "scheduler")
+    check_right(model, agents)
+    status = check_whole(pair, [])
+    assert names(status) == names(before)
+    assert status.restarts == before.restarts + 1
+
+
+def test_a_scheduler_that_stood_still_fences_nobody(model: TinyModel, pair: LocalCluster) -> None:
+    before = wait_serving(pair)
+    agents = Agents(pair, seed=4).begin()
+    agents.wait_tokens(60)
+    with stopped(pid_of(pair, "scheduler")[1]):
+        time.sleep(HEARTBEAT_S + 0.5)
+    check_right(model, agents)
+    status = check_whole(pair, [])
+    assert names(status) == names(before)
+    assert max(outcome.turn.finished.attempts for outcome in agents.outcomes if outcome.turn) == 1
+
+
+def test_a_stop_shorter_than_the_heartbeat_timeout_loses_nothing(model: TinyModel, pair: LocalCluster) -> None:
+    before = wait_serving(pair)
+    agents = Agents(pair, seed=5, turns=4).begin()
+    for count, victim in enumerate(("prefill", "decode", "scheduler"), 1):
+        agents.wait_tokens(60 * count)
+        with stopped(pid_of(pair, victim)[1]):
+            time.sleep(HEARTBEAT_S / 3)
+    check_right(model, agents)
+    assert max(outcome.turn.finished.attempts for outcome in agents.outcomes if outcome.turn) == 1
+    assert names(check_whole(pair, [])) == names(before)
+
+
+@pytest.mark.parametrize(("victim", "seed"), [("prefill", 6), ("decode", 7)])
+def test_the_scheduler_dies_with_an_engine(model: TinyModel, pair: LocalCluster, victim: str, seed: int) -> None:
+    wait_serving(pair)
+    agents = Agents(pair, seed=seed).begin()
+    agents.wait_tokens(60)
+    gone = kill(pair, victim)
+    kill(pair, "scheduler")
+    check_right(model, agents)
+    check_whole(pair, [gone])
+
+
+def test_turns_end_at_their_deadline_if_nobody_serves_them(model: TinyModel, pair: LocalCluster) -> None:
+    wait_serving(pair)
+    agents = Agents(pair, seed=8, turns=1, output_tokens=300, timeout_s=1.0).begin()
+    agents.wait_tokens(20)
+    gone = kill(pair, "decode")
+    right, failed = check_ended(model, agents)
+    assert (right, failed) == (0, agents.count)
+    assert all(isinstance(outcome.error, DeadlineExceeded) for outcome in agents.outcomes)
+    check_whole(pair, [gone])
+
+
+# --- two of each role -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", [kill, stop_until_fenced])
+@pytest.mark.parametrize(("victim", "seed"), [("prefill-1", 11), ("decode-0", 12)])
+def test_one_of_two_engines_dies(model: TinyModel, two_pairs: LocalCluster, fault: Fault, victim: str, seed: int) -> None:
+    wait_serving(two_pairs)
+    agents = Agents(two_pairs, count=10, seed=seed).begin()
+    agents.wait_tokens(80)
+    gone = fault(two_pairs, victim)
+    check_right(model, agents)
+    check_whole(two_pairs, [gone])
+
+
+def test_both_sides_lose_an_engine_at_once(model: TinyModel, two_pairs: LocalCluster) -> None:
+    wait_serving(two_pairs)
+    agents = Agents(two_pairs, count=10, seed=13).begin()
+    agents.wait_tokens(80)
+    gone = [kill(two_pairs, "prefill-0"), kill(two_pairs, "decode-1")]
+    check_right(model, agents)
+    check_whole(two_pairs, gone)
+
+
+def test_every_third_turn_is_given_up(model: TinyModel, two_pairs: LocalCluster) -> None:
+    before = wait_serving(two_pairs)
+    choice = random.Random(14)
+    agents = Agents(
+        two_pairs, count=10, turns=6, seed=14, cut_short=lambda: choice.randrange(1, 24) if choice.random() < 0.34 else None
+    ).begin()
+    right, given_up = check_ended(model, agents)
+    assert right > 20
+    assert given_up > 10
+    assert all(outcome.error is None or isinstance(outcome.error, Cancelled) for outcome in agents.outcomes)
+    assert names(check_whole(two_pairs, [])) == names(before)
+
+
+def test_closing_ends_turns_that_run(two_pairs: LocalCluster) -> None:
+    wait_serving(two_pairs)
+    agents = Agents(two_pairs, count=10, turns=1, seed=15, output_tokens=400).begin()
+    agents.wait_tokens(40)
+    started = time.monotonic()
+    two_pairs.close()
+    assert time.monotonic() - started < 5.0
+    outcomes = agents.end()
+    assert len(outcomes) == agents.count
+    assert all(isinstance(outcome.error, RequestFailed) for outcome in outcomes)
+    with pytest.raises(RequestFailed):
+        two_pairs.generate([1, 2, 3])

@@ -168,6 +168,7 @@ class World:
         assert set(status.engines) == self.alive
         unfinished = sum(1 for name in self.prompts if not self.ends[name])
         assert (status.placed, status.waiting + status.placed) == (len(self.placed), unfinished)
+        assert self.scheduler.has_waiting == (status.waiting > 0)
         assert all(self.could_be_held(name) for name in self.prompts if not self.ends[name] and name not in self.placed)
         unread: Counter[str] = Counter()
         for name, engine in status.engines.items():

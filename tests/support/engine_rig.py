@@ -114,6 +114,12 @@ class HeldTransport:
             completion.set_result(None)
         return completion
 
+    def end(self) -> None:
+        """Let everything that is held end well."""
+        for post in self.posts:
+            if not post.done():
+                post.set_result(None)
+
     def close(self) -> None:
         pass
 
@@ -149,11 +155,14 @@ class HeldStorage:
     def close(self) -> None:
         pass
 
-    def end(self, outcome: ReadOutcome | WriteOutcome = ReadOutcome.OK) -> None:
-        """End everything that is held."""
-        for blocks, future in [*self.reads, *self.writes]:
-            if not future.done():
-                future.set_result([outcome] * len(blocks))  # type: ignore[list-item]
+    def end(self) -> None:
+        """Let everything that is held end well."""
+        for reads, reading in self.reads:
+            if not reading.done():
+                reading.set_result([ReadOutcome.OK] * len(reads))
+        for writes, writing in self.writes:
+            if not writing.done():
+                writing.set_result([WriteOutcome.OK] * len(writes))
 
 
 class Gate:

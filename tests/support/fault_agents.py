@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import signal
 import threading
 import time
@@ -14,11 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.turn_reference import TinyModel, random_tokens
+
 from dualpath.cluster.local import Generation, LocalCluster
 from dualpath.control.turns import ClusterStatus, SamplingParams, TokenEvent, TurnFinished
 from dualpath.errors import DualPathError
 from dualpath.types import Role
-from tests.support.turn_reference import TinyModel, random_tokens
 
 BLOCK_TOKENS = 16
 OUR_THREADS = ("dualpath", "scheduler", "prefill", "decode", "compute", "storage")
@@ -75,6 +77,11 @@ class Agents:
         """Until so many tokens have come since the start, over all agents."""
         with self._news:
             assert self._news.wait_for(lambda: self.tokens >= count, timeout_s), f"only {self.tokens} tokens came"
+
+    @property
+    def over(self) -> bool:
+        """Whether the last conversation has ended."""
+        return all(conversation.done() for conversation in self._running)
 
     def end(self) -> list[Outcome]:
         """All turns' outcomes, when the last conversation is over."""
@@ -220,6 +227,22 @@ def stored_files(cluster: LocalCluster) -> list[Path]:
     return sorted(Path(cluster.spec.store_directory).glob("*/*/*/*.kv"))
 
 
+def damage(path: Path, choice: random.Random) -> str:
+    """Harm a block file in one of the ways in which files get harmed; which one it was."""
+    kind = choice.choice(["deleted", "truncated", "changed"])
+    with contextlib.suppress(FileNotFoundError):
+        if kind == "deleted":
+            path.unlink()
+        elif kind == "truncated":
+            os.truncate(path, choice.randrange(path.stat().st_size))
+        elif kind == "changed":
+            with path.open("r+b") as file:
+                file.seek(choice.randrange(path.stat().st_size))
+                file.write(choice.randbytes(8))
+        return kind
+    return "gone already"
+
+
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
@@ -264,14 +287,14 @@ def leaves_nothing(temporary: Path) -> Iterator[None]:
     """
     shared = set(Path("/dev/shm").glob("*dualpath*"))
     threads = set(threading.enumerate())
-    others = children()
+    others, files = children(), set(temporary.iterdir())
     yield
     deadline = time.monotonic() + 10.0
     while True:
         left = {
             "processes": children() - others,
             "shared memory": set(Path("/dev/shm").glob("*dualpath*")) - shared,
-            "files": set(temporary.glob("dualpath*")),
+            "files": set(temporary.glob("dualpath*")) - files,
             "threads": {one.name for one in set(threading.enumerate()) - threads if one.name.startswith(OUR_THREADS)},
         }
         if not any(left.values()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from dualpath.cluster.local import Generation, LocalCluster
-from dualpath.control.turns import ClusterStatus, SamplingParams
+from dualpath.control.turns import ClusterStatus, SamplingParams, TokenEvent, TurnFinished
 from dualpath.kvcache.layout import BlockGeometry
 from dualpath.models.create import create_model
 from dualpath.settings import Dtype
@@ -24,6 +25,7 @@ NEAR_TIE = 1e-3
 """In float32, logits so close may change places when sums are ordered otherwise."""
 LOGPROB_TOLERANCE = 1e-4
 IDLE_TIMEOUT_S = 10.0
+TURN_TIMEOUT_S = 60.0
 FETCH_INTERVAL_S = 0.02
 TORCH_DTYPES = {Dtype.FLOAT64: torch.float64, Dtype.FLOAT32: torch.float32}
 
@@ -139,7 +141,7 @@ class SmallCluster:
         geometry = self.model.geometry(self.block_tokens)
         layerwise = self.system != "basic"
         frames = 2 if layerwise else self.model.layers
-        sizes = {
+        sizes: dict[str, Any] = {
             "block_tokens": self.block_tokens,
             "decode_kv_memory": self.pages * geometry.full_block_bytes,
             "decode_buffer": self.decode_buffer * geometry.slot_bytes,
@@ -152,6 +154,48 @@ class SmallCluster:
             "device": "cpu",
         }
         return LocalCluster(self.model.directory, system=self.system, processes=False, **(sizes | self.knobs | knobs))
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A turn to run; given up after so many tokens, or so many seconds, if either is said."""
+
+    prompt: Sequence[int]
+    sampling: SamplingParams
+    give_up_tokens: int | None = None
+    give_up_s: float | None = None
+
+
+def run_together(model: TinyModel, cluster: LocalCluster, asks: Sequence[Ask]) -> list[Generation | None]:
+    """Turns at the same time, each compared with the reference afterwards; None for those given up."""
+    done = cluster.run(_gather(cluster, asks))
+    for turn, ask in zip(done, asks, strict=True):
+        if turn is not None:
+            model.check(turn, ask.sampling)
+    return done
+
+
+async def _gather(cluster: LocalCluster, asks: Sequence[Ask]) -> list[Generation | None]:
+    return await asyncio.gather(*(_ask(cluster, ask) for ask in asks))
+
+
+async def _ask(cluster: LocalCluster, ask: Ask) -> Generation | None:
+    stream = cluster.client.generate(ask.prompt, ask.sampling, timeout_s=TURN_TIMEOUT_S)
+    events: list[TokenEvent] = []
+    try:
+        async with asyncio.timeout(ask.give_up_s):
+            async for event in stream:
+                if isinstance(event, TurnFinished):
+                    tokens = tuple(one.token for one in events)
+                    return Generation(tuple(ask.prompt), tokens, tuple(events), None, event, ())
+                events.append(event)
+                if len(events) == ask.give_up_tokens:
+                    break
+    except TimeoutError:
+        pass
+    finally:
+        await stream.aclose()
+    return None
 
 
 def wait_idle(cluster: LocalCluster) -> ClusterStatus:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from dualpath.errors import SettingsError
@@ -14,7 +15,8 @@ def check_output_file(flag: str, path: Path) -> None:
         SettingsError: it cannot; names the flag and the path.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            path.parent.mkdir(parents=True)
         existed = path.exists()
         with path.open("ab"):
             pass

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from dualpath.clock import MonotonicClock
+from dualpath.clock import Clock, MonotonicClock
 from dualpath.cluster.build import build_spec
 from dualpath.cluster.launcher import Launcher
 from dualpath.control.client import ClientProfile, ClusterClient
@@ -138,12 +138,19 @@ class LocalCluster:
         clock = MonotonicClock()
         self.launcher = Launcher(self.spec, clock, processes=self._processes)
         await self.launcher.start()
-        self.client = ClusterClient(client_profile(self.spec), clock)
         try:
-            await self.client.start()
+            await self._connect(clock)
+        except BaseException:
+            await self.launcher.close()
+            raise
+
+    async def _connect(self, clock: Clock) -> None:
+        self.client = ClusterClient(client_profile(self.spec), clock)
+        await self.client.start()
+        try:
             await self.client.wait_ready(30.0)
         except BaseException:
-            await self._stop()
+            await self.client.close()
             raise
 
     async def _stop(self) -> None:
@@ -163,24 +170,23 @@ class LocalCluster:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the cluster's loop and wait for it; an exception here (Ctrl-C) cancels it, and waits all the same."""
-        ended = threading.Event()
-        future = self._begin(work, ended)
+        future = self._begin(work)
         try:
             return future.result()
         except BaseException:
             if future.cancel():
-                ended.wait()
+                self._begin(_cancelled_tasks_end()).result()
             raise
 
-    def _begin(self, work: Coroutine[Any, Any, T], ended: threading.Event) -> Future[T]:
-        """Start a coroutine on the cluster's loop, which sets ``ended`` at its end.
+    def _begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start a coroutine on the cluster's loop.
 
         Raises:
             RequestFailed: the cluster is closed.
         """
         with self._lock:
             if self._open:
-                return asyncio.run_coroutine_threadsafe(_noting_end(work, ended), self._loop)
+                return asyncio.run_coroutine_threadsafe(work, self._loop)
         work.close()
         raise RequestFailed("the cluster is closed")
 
@@ -215,7 +221,7 @@ class LocalCluster:
     ) -> Generation:
         """As ``generate``, from any asyncio loop; cancelling it cancels the turn on both sides."""
         work = self._generate(prompt, sampling or SamplingParams(**params), timeout_s)
-        return await asyncio.wrap_future(self._begin(work, threading.Event()))
+        return await asyncio.wrap_future(self._begin(work))
 
     async def _generate(self, prompt: str | Sequence[int], sampling: SamplingParams, timeout_s: float | None) -> Generation:
         tokens = self._encode(prompt)
@@ -263,11 +269,10 @@ async def _end_tasks() -> None:
         await asyncio.gather(*late, return_exceptions=True)
 
 
-async def _noting_end(work: Coroutine[Any, Any, T], ended: threading.Event) -> T:
-    try:
-        return await work
-    finally:
-        ended.set()
+async def _cancelled_tasks_end() -> None:
+    """Until every task that has been cancelled has ended."""
+    cancelled = [task for task in asyncio.all_tasks() if task.cancelling()]
+    await asyncio.gather(*cancelled, return_exceptions=True)
 
 
 def client_profile(spec: ClusterSpec) -> ClientProfile:

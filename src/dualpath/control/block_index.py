@@ -37,6 +37,7 @@ class BlockIndex:
         self._index = PrefixIndex()
         self._waiting: dict[BlockKey, list[TurnRecord]] = {}
         self._writers: dict[BlockKey, str] = {}
+        self._unfinished: dict[str, list[BlockKey]] = {}
 
     def rebuild(self) -> None:
         """Find out what the store holds; what no chain leads to is deleted, and what is too much evicted."""
@@ -129,9 +130,14 @@ class BlockIndex:
     def writer_lost(self, writer: str) -> list[TurnRecord]:
         """Nobody will say any more what became of these blocks."""
         keys = [key for key, name in self._writers.items() if name == writer]
+        self._unfinished[writer] = keys
         for key in keys:
             self._delete(self._index.abandon(key))
         return self._settled(keys)
+
+    def writer_ended(self, writer: str) -> None:
+        """It can write no more: what it finished after it was given up is nobody's."""
+        self._delete([key for key in self._unfinished.pop(writer, ()) if key not in self._index])
 
     def lost(self, joined: bytes) -> None:
         """Blocks that turned out missing or corrupt."""

@@ -238,10 +238,15 @@ class Granted(Message):
 
 
 class DecodeShareRead(Message):
-    """The decode engine's share of the hit is in its buffer, as far as it was usable (whole blocks)."""
+    """The decode engine's share of the hit is in its buffer, as far as it was usable (whole blocks).
+
+    ``slots`` are the whole prompt's now (none: those of the grant): not all of them are the same any more if a read was
+    given up whose bytes may still land.
+    """
 
     request_id: str
     valid_tokens: int
+    slots: tuple[int, ...] = ()
 
 
 class Handover(Message):

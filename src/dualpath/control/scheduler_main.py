@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import secrets
 import signal
@@ -27,6 +28,9 @@ from dualpath.storage.registry import open_storage
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.05
+MESSAGES_A_ROUND = 256
+GC_THRESHOLD = 100_000
+"""Turns and blocks are freed by reference counts; looking for cycles among millions of index nodes only costs time."""
 
 
 def serve_store(spec: ClusterSpec, stop: threading.Event) -> None:
@@ -82,7 +86,8 @@ def _loop(service: SchedulerService, socket: zmq.Socket[bytes], stop: threading.
 
 
 def _receive_all(service: SchedulerService, socket: zmq.Socket[bytes], decoder: Decoder) -> None:
-    while True:
+    """Handle what has arrived, up to a bound: answers have to go out, and time has to pass, under any load."""
+    for _ in range(MESSAGES_A_ROUND):
         try:
             sender, frame = socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
@@ -98,6 +103,7 @@ def main() -> None:
     die_with_parent(int(sys.argv[2]))
     spec = read_cluster_spec(Path(sys.argv[1]))
     log_to_stderr("scheduler")
+    gc.set_threshold(GC_THRESHOLD)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -354,6 +354,7 @@ class SchedulerService:
         if engine is not None:
             self._lose(engine)
             self._members.remove_engine(engine)
+            self._blocks.writer_ended(engine.name)
         if self._members.note_end(message.name):
             for other in self._members.engines():
                 self._send(other.identity, PeerFenced(message.name))

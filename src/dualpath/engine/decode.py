@@ -35,6 +35,7 @@ from dualpath.engine.member import Member, traffic_counters
 from dualpath.engine.reclaim import Reclaim
 from dualpath.errors import DualPathError
 from dualpath.traffic.manager import TrafficManager
+from dualpath.traffic.reads import Reading
 from dualpath.types import BlockKey, ReadShare, Side
 
 logger = logging.getLogger(__name__)
@@ -231,7 +232,7 @@ class DecodeEngine:
         if turn.assign.read_decode_tokens:
             valid = await self._read(turn)
             self._member.to_scheduler(ReadDone(turn.request_id, Side.DECODE, turn.assign.read_decode_tokens))
-            self._member.to_peer(turn.assign.prefill_address, DecodeShareRead(turn.request_id, valid))
+            self._member.to_peer(turn.assign.prefill_address, DecodeShareRead(turn.request_id, valid, turn.slots))
         await turn.handover
 
     async def _read(self, turn: DecodeTurn) -> int:
@@ -244,11 +245,23 @@ class DecodeEngine:
         keys = [BlockKey(key) for key in split_keys(turn.assign.submit.keys)[blocks.start : blocks.stop]]
         turn.reading = self._traffic.read(self._buffer, keys, turn.slots[blocks.start : blocks.stop])
         result = await turn.reading
-        if result.stalled:  # late bytes must not land on what the prefill engine writes there
-            await turn.reading.wait_drained()
+        if result.stalled:
+            await self._exchange_slots(turn, turn.reading, range(first + result.valid_blocks, first + turn.reading.issued))
         if result.bad:
             self._member.to_scheduler(BlocksLost(b"".join(keys[index] for index, _ in result.bad)))
         return result.valid_blocks * block_tokens
+
+    async def _exchange_slots(self, turn: DecodeTurn, reading: Reading, blocks: range) -> None:
+        """Other slots for blocks whose late bytes must not land on what the prefill engine will write there.
+
+        It has not touched any so far: it waits for our share. The old ones are free when the read has drained.
+        """
+        old = turn.slots
+        kept, late = old[: blocks.start] + old[blocks.stop :], old[blocks.start : blocks.stop]
+        turn.slots, turn.reading = kept, None
+        reading.when_drained(lambda: self._buffer.free(late))
+        fresh = await self._buffer.allocate(len(late), self._remaining(turn), ahead=True)
+        turn.slots = old[: blocks.start] + fresh + old[blocks.stop :]
 
     async def _load(self, turn: DecodeTurn) -> None:
         """Device memory for the prompt, then the copy into it; after this the turn decodes."""

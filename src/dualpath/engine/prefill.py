@@ -72,7 +72,7 @@ class PrefillEngine:
         self._turns: dict[str, PrefillTurn] = {}
         self._ready: deque[PrefillTurn] = deque()
         self._early_grants: dict[str, tuple[int, ...]] = {}
-        self._early_reads: dict[str, int] = {}
+        self._early_reads: dict[str, DecodeShareRead] = {}
         self._fenced: list[str] = []
         self._regions: dict[str, str] = {}
         self._in_forward = False
@@ -154,8 +154,8 @@ class PrefillEngine:
         self._turns[turn.request_id] = turn
         if (slots := self._early_grants.pop(turn.request_id, None)) is not None:
             turn.grant.set_result(slots)
-        if (valid := self._early_reads.pop(turn.request_id, None)) is not None:
-            turn.decode_read.set_result(valid)
+        if (read := self._early_reads.pop(turn.request_id, None)) is not None:
+            turn.decode_read.set_result(read)
         turn.task = self._member.spawn(self._prepare(turn))
 
     def _on_granted(self, message: Granted) -> None:
@@ -168,9 +168,9 @@ class PrefillEngine:
     def _on_decode_read(self, message: DecodeShareRead) -> None:
         turn = self._turns.get(message.request_id)
         if turn is None:
-            self._early_reads[message.request_id] = message.valid_tokens
+            self._early_reads[message.request_id] = message
         elif not turn.decode_read.done():
-            turn.decode_read.set_result(message.valid_tokens)
+            turn.decode_read.set_result(message)
 
     def _on_abandon(self, message: Abandon) -> None:
         """The decode engine wants its slots back: at once, unless a forward is using them."""
@@ -242,8 +242,9 @@ class PrefillEngine:
                 turn.allocation_s = self._clock.now() - turn.assigned_s
                 valid = await self._read(turn, keys)
                 if turn.assign.read_decode_tokens:
-                    valid_tail = await turn.decode_read
-                    valid += valid_tail if valid == turn.assign.read_prefill_tokens else 0
+                    tail = await turn.decode_read
+                    turn.decode_slots = tail.slots or turn.decode_slots
+                    valid += tail.valid_tokens if valid == turn.assign.read_prefill_tokens else 0
         except TimeoutError:
             self._fail(turn, "the hit was not read before the turn's deadline")
             return

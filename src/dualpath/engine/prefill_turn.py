@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dualpath.control.messages import Assign
+from dualpath.control.messages import Assign, DecodeShareRead
 from dualpath.dataflow.plan import Plan
 from dualpath.traffic.reads import Reading
 
@@ -16,7 +16,7 @@ from dualpath.traffic.reads import Reading
 class PrefillTurn:
     """State of one turn, from its assignment to its handover.
 
-    ``grant`` gives the decode engine's slots, ``decode_read`` the usable tokens of the decode side's share; ``cached``
+    ``grant`` gives the decode engine's slots, ``decode_read`` what came of the decode side's share; ``cached``
     counts the tokens whose KV the decode buffer holds (the hit, before the first chunk). ``abandoned_by`` is the peer
     that wants its slots back.
     """
@@ -27,7 +27,7 @@ class PrefillTurn:
     deadline: float
     assigned_s: float
     grant: asyncio.Future[tuple[int, ...]]
-    decode_read: asyncio.Future[int]
+    decode_read: asyncio.Future[DecodeShareRead]
     decode_slots: tuple[int, ...] = ()
     prefill_slots: tuple[int, ...] = ()
     cached: int = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
+from itertools import islice, zip_longest
 
 
 class BlockPool:
@@ -49,13 +49,13 @@ class BlockPool:
         return ids
 
     def free(self, ids: Sequence[int]) -> None:
-        """Give ids back; all or none.
+        """Give ids back; all or none. No ids are no error.
 
         Raises:
             ValueError: an id is not in the pool, is free already or comes twice.
         """
         ordered = sorted(ids)
-        for block, following in zip(ordered, [*ordered[1:], -1], strict=True):
+        for block, following in zip_longest(ordered, ordered[1:]):
             if not 0 <= block < self.capacity:
                 raise ValueError(f"block {block} is outside the pool of {self.capacity}")
             if self._is_free[block] or block == following:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dualpath.scheduling.decisions import EngineDescription, RequestDescription
-from dualpath.scheduling.ledger import UNLIMITED, Capacity, RequestState
+from dualpath.scheduling.ledger import UNLIMITED, Capacity, EngineState, GroupState, RequestState
 from dualpath.scheduling.limits import SchedulerLimits
+from dualpath.scheduling.readside import ReadQueue
 from dualpath.settings import ReadSidePolicy
 from dualpath.types import Role
 
@@ -22,6 +23,23 @@ def request_state(description: RequestDescription, limits: SchedulerLimits, now_
         raise ValueError(f"a hit of {hit} of {prompt} tokens is not whole blocks that leave a token to compute")
     context_tokens = prompt + description.max_output_tokens - 1
     return RequestState(description.request_id, prompt, context_tokens, hit, 1 - (-prompt // block), now_s)
+
+
+def engine_state(
+    engine: EngineDescription, group: GroupState, read_queue: ReadQueue, limits: SchedulerLimits, allowance: int
+) -> EngineState:
+    """An engine's books as it joins."""
+    return EngineState(
+        description=engine,
+        name=engine.name,
+        decodes=engine.role is Role.DECODE,
+        group=group,
+        read_queue=read_queue,
+        capacity=engine_capacity(engine, limits),
+        room_blocks=engine.kv_blocks - limits.watermark_blocks(engine.kv_blocks),
+        buffer_tokens=engine.buffer_blocks * limits.block_tokens,
+        allowance=allowance,
+    )
 
 
 def engine_capacity(engine: EngineDescription, limits: SchedulerLimits) -> Capacity:

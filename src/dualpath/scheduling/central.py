@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from dualpath.clock import Clock
-from dualpath.scheduling.admission import engine_capacity, refusal, request_state
+from dualpath.scheduling.admission import engine_state, refusal, request_state
 from dualpath.scheduling.decisions import (
     Decision,
     EngineDescription,
@@ -60,6 +60,7 @@ class CentralScheduler:
         self._placer = Placer(limits, self._prefill, self._decode)
         self._nodes: dict[NodeName, ReadQueue] = {}
         self._requests: dict[RequestId, RequestState] = {}
+        self._load_changed = self._placer.loads.changed
         self._waiting = 0
         self._floor = smallest(())
         self.late_events = 0
@@ -79,17 +80,8 @@ class CentralScheduler:
         pool = self._pools[engine.role]
         group = pool.open_group(engine.group)
         ramps = self._placer.adaptive and self._placer.sequence > 0
-        state = EngineState(
-            description=engine,
-            name=engine.name,
-            decodes=pool is self._decode,
-            group=group,
-            read_queue=self._nodes.setdefault(engine.node, ReadQueue(self._limits.node_rate(engine.node))),
-            capacity=engine_capacity(engine, self._limits),
-            room_blocks=engine.kv_blocks - self._limits.watermark_blocks(engine.kv_blocks),
-            buffer_tokens=engine.buffer_blocks * self._limits.block_tokens,
-            allowance=RAMP_REQUESTS if ramps else UNLIMITED,
-        )
+        queue = self._nodes.setdefault(engine.node, ReadQueue(self._limits.node_rate(engine.node)))
+        state = engine_state(engine, group, queue, self._limits, RAMP_REQUESTS if ramps else UNLIMITED)
         group.ramping += ramps
         before, capacity = pool.capacities, group.capacity
         pool.add(state)
@@ -158,15 +150,15 @@ class CentralScheduler:
         if request is None or not request.sequence:
             self.late_events += 1
         elif side is _PREFILL_SIDE:
-            step = request.unread_prefill - max(0, request.share.prefill_tokens - tokens_read)
-            if step > 0 and request.prefill is not None:
-                request.unread_prefill -= step
-                request.prefill.read(step)
+            unread, left = request.unread_prefill, request.share_prefill - tokens_read
+            if left < unread and request.prefill is not None:
+                request.unread_prefill = left = left if left > 0 else 0
+                request.prefill.read(unread - left)
         else:
-            step = request.unread_decode - max(0, request.share.decode_tokens - tokens_read)
-            if step > 0 and request.decode is not None:
-                request.unread_decode -= step
-                request.decode.read(step)
+            unread, left = request.unread_decode, request.share_decode - tokens_read
+            if left < unread and request.decode is not None:
+                request.unread_decode = left = left if left > 0 else 0
+                request.decode.read(unread - left)
 
     def prefilled(self, request_id: RequestId) -> None:
         """The decode engine's buffer holds the whole prompt's KV: the prefill engine's share has ended."""
@@ -176,7 +168,7 @@ class CentralScheduler:
             return
         if request.prefill.allowance < UNLIMITED:
             request.prefill.allowance += 1
-        self._release_prefill(request, request.prefill)
+        request.prefill.release_prefill(request)
         if request.unread_decode:
             request.decode.read(request.unread_decode)
             request.unread_decode = 0
@@ -226,31 +218,10 @@ class CentralScheduler:
         self._waiting -= len(decisions)
         return decisions
 
-    def _release_prefill(self, request: RequestState, engine: EngineState) -> None:
-        engine.requests -= 1
-        engine.tokens -= request.prompt_tokens
-        request.prefill = None
-        if request.unread_prefill:
-            engine.read(request.unread_prefill)
-            request.unread_prefill = 0
-
-    def _release_decode(self, request: RequestState, engine: EngineState) -> None:
-        engine.requests -= 1
-        engine.tokens -= request.prompt_tokens
-        engine.reserved_blocks -= request.demand_blocks
-        request.decode = None
-        if not request.sequence:
-            engine.half_blocks -= request.demand_blocks
-        if request.unread_decode:
-            engine.read(request.unread_decode)
-            request.unread_decode = 0
-        if not engine.requests and engine.grown_blocks:
-            engine.set_grown(0)
-
     def _leave_group(self, request: RequestState, group: GroupState) -> None:
         request.decode_group = None
         group.load_tokens -= request.prompt_tokens
-        self._placer.loads.changed(group)
+        self._load_changed(group)
 
     def _leave_queues(self, request: RequestState) -> None:
         """To be called before a request that waits, and is marked as left, is taken off the ledgers."""
@@ -267,9 +238,9 @@ class CentralScheduler:
         if not request.sequence:
             self._leave_queues(request)
         if request.prefill is not None:
-            self._release_prefill(request, request.prefill)
+            request.prefill.release_prefill(request)
         if request.decode is not None:
-            self._release_decode(request, request.decode)
+            request.decode.release_decode(request)
         if request.decode_group is not None:
             self._leave_group(request, request.decode_group)
 
@@ -305,9 +276,9 @@ class CentralScheduler:
         waiting = [request for request in self._requests.values() if not request.sequence]
         for request in waiting:
             if request.prefill is not None:
-                self._release_prefill(request, request.prefill)
+                request.prefill.release_prefill(request)
             if request.decode is not None:
-                self._release_decode(request, request.decode)
+                request.decode.release_decode(request)
             if request.decode_group is not None:
                 request.decode_group.queue.replace([])
                 self._leave_group(request, request.decode_group)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Collection, Iterable
+from heapq import heapify, heappop, heappush, heapreplace
 from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
 
@@ -71,32 +71,31 @@ class LeastLoaded:
         if self._changed:
             self._push_changed()
         heap, passed_over = self._heap, []
-        chosen: GroupState | None = None
-        while heap and chosen is None:
+        while heap:
             load, order = heap[0]
             group = self._groups.get(order)
             if group is None or group.load_tokens != load:
-                heapq.heappop(heap)
+                heappop(heap)
             elif group.capacity.holds(request) and (not group.ramping or group.has_open_place()):
                 group.queue.append(request)
                 group.load_tokens = load = load + request.prompt_tokens
                 request.decode_group = group
-                heapq.heapreplace(heap, (load, order))
-                chosen = group
+                heapreplace(heap, (load, order))
+                break
             else:
-                passed_over.append(heapq.heappop(heap))
+                passed_over.append(heappop(heap))
         for entry in passed_over:
-            heapq.heappush(heap, entry)
-        return chosen
+            heappush(heap, entry)
+        return request.decode_group
 
     def _push_changed(self) -> None:
         """Pushing takes several times as long as an entry of a new heap."""
         if 4 * len(self._changed) > len(self._groups) or len(self._heap) > 4 * len(self._groups):
             self._heap = [(group.load_tokens, order) for order, group in self._groups.items()]
-            heapq.heapify(self._heap)
+            heapify(self._heap)
         else:
             for group in self._changed:
-                heapq.heappush(self._heap, (group.load_tokens, group.order))
+                heappush(self._heap, (group.load_tokens, group.order))
         self._changed.clear()
 
 

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 
 from dualpath.scheduling.decisions import EngineDescription, EngineLoad
 from dualpath.scheduling.readside import ReadQueue
-from dualpath.types import EngineName, GroupName, ReadShare, RequestId
+from dualpath.types import EngineName, GroupName, RequestId
 
 UNLIMITED = sys.maxsize
+MANY_UNSEEN = 64
+"""Placements unknown to an engine above which those that have left are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,8 @@ class RequestState:
 
     It waits in a queue for each side until that side's engine is known (half placed: only one is), is placed when both
     are (``sequence`` > 0), read when nothing is unread, prefilled when ``prefill`` is None again. ``decode_group`` is
-    the group whose private queue or engine has it, ``left`` whether it has ended.
+    the group whose private queue or engine has it, ``left`` whether it has ended. Of the hit tokens that a side reads
+    (``share_prefill``, ``share_decode``) it has still to read ``unread_prefill`` and ``unread_decode``.
     """
 
     request_id: RequestId
@@ -57,7 +60,8 @@ class RequestState:
     prefill: EngineState | None = None
     decode: EngineState | None = None
     sequence: int = 0
-    share: ReadShare = ReadShare()  # noqa: RUF009 - immutable
+    share_prefill: int = 0
+    share_decode: int = 0
     unread_prefill: int = 0
     unread_decode: int = 0
 
@@ -82,8 +86,12 @@ class WaitingQueue(deque["RequestState"]):
 
     def drop(self, count: int) -> None:
         """Remove the first ``count`` entries, ghosts included."""
+        if count == len(self):
+            self.replace([])
+            return
         for _ in range(count):
-            self._ghosts -= self.popleft().left
+            if self.popleft().left:
+                self._ghosts -= 1
 
     def waiting(self) -> Iterator[RequestState]:
         """All requests in order."""
@@ -116,7 +124,7 @@ class GroupState:
 
     name: GroupName
     order: int
-    capacity: Capacity = Capacity(0, 0, 0)  # noqa: RUF009 - immutable
+    capacity: Capacity = Capacity(0, 0, 0)
     engines: dict[EngineName, EngineState] = field(default_factory=dict)
     queue: WaitingQueue = field(default_factory=WaitingQueue)
     load_tokens: int = 0
@@ -169,16 +177,33 @@ class EngineState:
         """Whether the request's blocks are free above the watermark (decode only)."""
         return self.room_blocks - self.reserved_blocks >= request.demand_blocks
 
-    def placed(self, request: RequestState, unread_tokens: int) -> None:
-        """Both sides of the request are known, and this engine reads ``unread_tokens`` of its hit."""
-        unseen = self.unseen
-        unseen.append(request)
-        if len(unseen) > 64:  # an engine that never reports must not keep what has left
-            while unseen[0].left:
-                unseen.popleft()
-        if unread_tokens:
-            self.unread_tokens += unread_tokens
-            self.read_queue.unread_tokens += unread_tokens
+    def release_prefill(self, request: RequestState) -> None:
+        """The request no longer needs this prefill engine: it is prefilled, or has not come so far."""
+        self.requests -= 1
+        self.tokens -= request.prompt_tokens
+        request.prefill = None
+        if request.unread_prefill:
+            self.read(request.unread_prefill)
+            request.unread_prefill = 0
+
+    def release_decode(self, request: RequestState) -> None:
+        """The request no longer needs this decode engine."""
+        self.requests -= 1
+        self.tokens -= request.prompt_tokens
+        self.reserved_blocks -= request.demand_blocks
+        request.decode = None
+        if not request.sequence:
+            self.half_blocks -= request.demand_blocks
+        if request.unread_decode:
+            self.read(request.unread_decode)
+            request.unread_decode = 0
+        if not self.requests and self.grown_blocks:
+            self.set_grown(0)
+
+    def forget_left(self) -> None:
+        """An engine that never reports must not keep what has left."""
+        while self.unseen and self.unseen[0].left:
+            self.unseen.popleft()
 
     def read(self, tokens: int) -> None:
         """Tokens are known to be read, or need no reading any more."""
@@ -201,16 +226,19 @@ class EngineState:
         while unseen and unseen[0].sequence <= seen:
             unseen.popleft()
         later_unread = later_blocks = 0
+        decodes = self.decodes
         for request in unseen:
             if not request.left:
-                later_unread += request.unread_decode if self.decodes else request.unread_prefill
+                later_unread += request.unread_decode if decodes else request.unread_prefill
                 later_blocks += request.demand_blocks
         ahead = self.unread_tokens - later_unread - load.unread_tokens
         if ahead > 0 or self.read_ahead_tokens:
             self._set_read_ahead(max(0, ahead))
         if load.free_kv_blocks is not None:
             used = self.description.kv_blocks - load.free_kv_blocks
-            self.set_grown(max(0, used - (self.reserved_blocks - self.half_blocks - later_blocks)))
+            grown = used - (self.reserved_blocks - self.half_blocks - later_blocks)
+            if grown > 0 or self.grown_blocks:
+                self.set_grown(max(0, grown))
 
     def set_grown(self, blocks: int) -> None:
         """Blocks in use beyond the reservations."""

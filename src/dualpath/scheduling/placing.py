@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dualpath.scheduling.decisions import Decision, Placed
 from dualpath.scheduling.decode import DecodeChoice, LeastLoaded, balance_limit
-from dualpath.scheduling.ledger import EngineState, GroupState, RequestState
+from dualpath.scheduling.ledger import MANY_UNSEEN, EngineState, GroupState, RequestState
 from dualpath.scheduling.limits import SchedulerLimits
 from dualpath.scheduling.pools import RolePool
 from dualpath.scheduling.prefill import PrefillChoice
@@ -131,13 +131,20 @@ class Placer:
         """Both engines are known: choose who reads the hit, and count it."""
         prefill_queue, decode_queue, limits = prefill.read_queue, decode.read_queue, self._limits
         share = self._share(request.hit_tokens, prefill_queue, decode_queue, prefill.buffer_tokens)
-        if limits.recompute_when_faster:
-            if recompute_is_faster(share, prefill_queue, decode_queue, limits.prefill_tokens_per_s):
-                share = ReadShare()
+        rate = limits.prefill_tokens_per_s
+        if limits.recompute_when_faster and recompute_is_faster(share, prefill_queue, decode_queue, rate):
+            share = ReadShare()
         self.sequence = request.sequence = sequence = self.sequence + 1
-        request.share = share
-        request.unread_prefill = head = share.prefill_tokens
-        request.unread_decode = tail = share.decode_tokens
-        prefill.placed(request, head)
-        decode.placed(request, tail)
+        if share.prefill_tokens:
+            request.share_prefill = request.unread_prefill = unread = share.prefill_tokens
+            prefill.unread_tokens += unread
+            prefill_queue.unread_tokens += unread
+        if share.decode_tokens:
+            request.share_decode = request.unread_decode = unread = share.decode_tokens
+            decode.unread_tokens += unread
+            decode_queue.unread_tokens += unread
+        for engine in (prefill, decode):
+            engine.unseen.append(request)
+            if len(engine.unseen) > MANY_UNSEEN:
+                engine.forget_left()
         return Placed(request.request_id, prefill.name, decode.name, share, sequence)

@@ -49,8 +49,10 @@ class SlotPool:
         """Asks that were not granted yet."""
         return len(self._waiting)
 
-    async def allocate(self, count: int, timeout_s: float) -> tuple[int, ...]:
-        """``count`` slots, once everybody who asked earlier has theirs.
+    async def allocate(self, count: int, timeout_s: float, *, ahead: bool = False) -> tuple[int, ...]:
+        """``count`` slots, once everybody who asked earlier has theirs; or before them, if ``ahead``.
+
+        Whoever still holds slots has to be ahead: what those wait for who came earlier could be just these.
 
         Raises:
             PromptTooLong: at once, if the pool could never hold so many.
@@ -58,10 +60,10 @@ class SlotPool:
         """
         if count > self.capacity:
             raise PromptTooLong(f"{self.name} holds {self.capacity} blocks, and {count} are needed at a time")
-        if not self._waiting and count <= self.free_slots:
+        if (ahead or not self._waiting) and count <= self.free_slots:
             return self._take(count)
         granted: asyncio.Future[tuple[int, ...]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((count, granted))
+        (self._waiting.appendleft if ahead else self._waiting.append)((count, granted))
         try:
             async with asyncio.timeout(timeout_s):
                 return await granted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from tests.support.engine_rig import (
 from dualpath.clock import MonotonicClock
 from dualpath.control.messages import (
     Abandon,
+    DecodeShareRead,
     Granted,
     Handover,
     PeerFenced,
@@ -38,7 +40,7 @@ from dualpath.engine.chain_writer import DecodeMemory
 from dualpath.engine.decode import DecodeEngine
 from dualpath.engine.decode_compute import DecodeRow
 from dualpath.engine.device_pool import DevicePool
-from dualpath.settings import Settings
+from dualpath.settings import DeadlineSettings, Settings
 from dualpath.traffic.manager import TrafficManager
 from dualpath.traffic.slices import PagePool
 
@@ -113,12 +115,14 @@ class Scene:
 
     async def close(self) -> None:
         self.compute.gate.open()
-        self.transport.held = False
+        self.transport.held = self.storage.held = False
         await self.engine.close()
+        self.transport.end()
+        self.storage.end()
         await self.member.close()
 
 
-def run(story: Callable[[Scene], Awaitable[None]], **scene: int) -> None:
+def run(story: Callable[[Scene], Awaitable[None]], **scene: Any) -> None:
     """Play a story on a scene of its own."""
 
     async def play() -> None:
@@ -167,7 +171,7 @@ def test_withdrawn_while_its_prompt_is_copied_to_the_device() -> None:
         await scene.grant_writes()
         await scene.withdraw("a")
         assert scene.in_use == (3, 4), "the copy still reads the slots and writes the pages"
-        scene.transport.posts[-1].set_result(None)
+        scene.transport.end()
         await settled()
         assert scene.in_use == (0, 0)
         assert scene.compute.batches == []
@@ -262,12 +266,31 @@ def test_withdrawn_while_storage_fills_its_slots() -> None:
     run(story)
 
 
+def test_a_stalled_read_gets_other_slots_before_those_who_wait_for_all() -> None:
+    async def story(scene: Scene) -> None:
+        scene.storage.held = True
+        await scene.assign("a", 33, read_decode=32)
+        await scene.assign("b", 62)  # the whole buffer
+        await asyncio.sleep(0.1)
+        assert not scene.member.messages(DecodeShareRead), "eight other slots are not free"
+        scene.storage.end()
+        await settled()
+        (share,) = scene.member.messages(DecodeShareRead)
+        assert share.valid_tokens == 0
+        assert len(set(share.slots)) == 9
+        await scene.hand_over("a", finish_reason="stop")
+        await scene.grant_writes()
+        assert [granted.request_id for granted in scene.member.messages(Granted)] == ["a", "b"]
+
+    run(story, settings=Settings(deadlines=DeadlineSettings(stall_timeout_s=0.02)))
+
+
 def test_slots_and_pages_stay_until_their_blocks_are_written() -> None:
     async def story(scene: Scene) -> None:
         scene.storage.held = True
-        await scene.assign("a", 7, max_tokens=6)
-        await scene.hand_over("a")  # prompt block 0; the first output token completes block 1
-        assert [ended.output_tokens for ended in scene.member.messages(TurnEnded)] == [6]
+        await scene.assign("a", 7, max_tokens=5)
+        await scene.hand_over("a")  # block 0 is the prompt's; the first output token completes block 1
+        assert [ended.output_tokens for ended in scene.member.messages(TurnEnded)] == [5]
         assert scene.in_use == (2, 3)
         await scene.grant_writes(wanted=True)
         assert len(scene.storage.writes) == 1, "one chain is written in order"
@@ -328,6 +351,6 @@ def test_reports_hold_back_what_assigned_turns_will_need() -> None:
         await scene.hand_over("a")
         _, free, status = scene.engine.load()
         assert (free, status.kv_blocks_free) == (28, 28)
-        scene.transport.posts[-1].set_result(None)
+        scene.transport.end()
 
     run(story)

@@ -77,6 +77,16 @@ def test_a_wrong_free_is_refused_as_a_whole(ids: list[int]) -> None:
     assert pool.used_blocks == 5
 
 
+def test_freeing_nothing_changes_nothing() -> None:
+    pool = BlockPool(4)
+    pool.free([])
+    assert pool.free_blocks == 4
+    allocated(pool, 3)
+    pool.free([])
+    pool.free(())
+    assert pool.used_blocks == 3
+
+
 def test_a_double_free_is_an_error() -> None:
     pool = BlockPool(4)
     ids = allocated(pool, 2)

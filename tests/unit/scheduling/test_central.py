@@ -487,6 +487,29 @@ def test_the_longest_wait_is_the_oldest_unplaced_request() -> None:
     assert cluster.scheduler.status().longest_wait_s == 3.0
 
 
+def test_waiting_is_whatever_is_not_placed_on_both_sides() -> None:
+    cluster = Cluster()
+    scheduler = cluster.scheduler
+    assert not scheduler.has_waiting
+    cluster.submit("a", "b")
+    cluster.submit("refused", prompt=10_000)
+    cluster.fetch("d0")
+    assert scheduler.has_waiting  # half placed
+    cluster.fetch("p0")
+    assert not scheduler.has_waiting
+    scheduler.finished(RequestId("a"))
+    assert not scheduler.has_waiting
+    cluster.submit("c")
+    scheduler.cancel(RequestId("c"))
+    assert not scheduler.has_waiting
+    cluster.submit("d")
+    cluster.lost("d0")  # ends b, while d waits for an engine to come back
+    assert scheduler.has_waiting
+    cluster.join("d0")
+    assert set(cluster.placed("p0", "d0")) == {"d"}
+    assert not scheduler.has_waiting
+
+
 def test_limits_come_from_settings_with_rates_as_fallback() -> None:
     given = Settings(
         scheduling=SchedulingSettings(storage_tokens_per_s=7.0), cluster=ClusterSettings(recompute_when_faster=True)

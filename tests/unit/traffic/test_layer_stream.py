@@ -179,6 +179,18 @@ def test_a_load_that_does_not_come_has_a_deadline_and_a_failed_one_its_error() -
         stream.wait_loaded(1)
 
 
+@pytest.mark.parametrize("failing", range(4))
+def test_not_layerwise_any_load_that_fails_is_noticed(failing: int) -> None:
+    transport = HeldTransport()
+    turn = plan(5, ReadShare(4, 0), GEOMETRY, layerwise=False)
+    stream = _stream(transport, _chunk(turn), frames=4)
+    stream.start()
+    for layer in range(4):
+        transport.end(layer, TransportError("the device is broken") if layer == failing else None)
+    with pytest.raises(TransportError, match="the device is broken"):
+        stream.wait_loaded(0)
+
+
 def test_a_frame_is_not_computed_into_while_it_is_stored_from_even_if_nothing_is_loaded() -> None:
     transport = HeldTransport()
     cold = _chunk(plan(5, ReadShare(), GEOMETRY))
