@@ -9,6 +9,7 @@ again with nothing in use; in the end nothing may be left. Run from the reposito
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import signal
@@ -27,11 +28,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.support.fault_agents import (
     BLOCK_TOKENS,
     Agents,
-    alive,
     check_ended,
     damage,
     fault_knobs,
     leaves_nothing,
+    readable_files,
     stopped,
     stored_files,
     wait_serving,
@@ -81,8 +82,8 @@ class Soak:
     def fault(self) -> None:
         """One thing that goes wrong."""
         fault = self.dice.choice((self._kill, self._kill, self._stop, self._pause, self._pause, self._damage, self._damage))
-        fault()
-        self.faults[fault.__name__.lstrip("_")] += 1
+        if fault():
+            self.faults[fault.__name__.lstrip("_")] += 1
 
     def checked(self, check: Callable[[], None]) -> None:
         """Note what a check finds wrong, and go on."""
@@ -103,8 +104,8 @@ class Soak:
 
     def _check_whole(self) -> None:
         status = wait_serving(self.cluster, timeout_s=SERVING_AGAIN_S)
-        files = len(stored_files(self.cluster))
-        assert files <= status.stored_blocks <= STORE_BLOCKS, f"{files} files, {status.stored_blocks} blocks in the index"
+        intact = readable_files(self.cluster)
+        assert intact <= status.stored_blocks <= STORE_BLOCKS, f"{intact} files, {status.stored_blocks} blocks in the index"
 
     # --- faults -------------------------------------------------------------------------------------------------------
 
@@ -121,27 +122,34 @@ class Soak:
                 return pid
         return None
 
-    def _kill(self) -> None:
-        if (pid := self._victim(lethal=True)) is not None and alive(pid):
+    def _kill(self) -> bool:
+        if (pid := self._victim(lethal=True)) is None:
+            return False
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+        return True
 
-    def _stop(self) -> None:
+    def _stop(self) -> bool:
         """Longer than the heartbeat timeout."""
-        if (pid := self._victim(lethal=True)) is not None and alive(pid):
-            with stopped(pid):
-                time.sleep(HEARTBEAT_S + self.dice.uniform(0.0, 1.0))
+        return self._stand_still(self._victim(lethal=True), HEARTBEAT_S + self.dice.uniform(0.0, 1.0))
 
-    def _pause(self) -> None:
+    def _pause(self) -> bool:
         """Shorter than the heartbeat timeout."""
-        if (pid := self._victim(lethal=False)) is not None and alive(pid):
-            with stopped(pid):
-                time.sleep(self.dice.uniform(0.05, 0.5 * HEARTBEAT_S))
+        return self._stand_still(self._victim(lethal=False), self.dice.uniform(0.05, 0.5 * HEARTBEAT_S))
 
-    def _damage(self) -> None:
+    def _stand_still(self, pid: int | None, seconds: float) -> bool:
+        if pid is None:
+            return False
+        with contextlib.suppress(ProcessLookupError), stopped(pid):
+            time.sleep(seconds)
+        return True
+
+    def _damage(self) -> bool:
         """Some block files."""
         files = stored_files(self.cluster)
         for path in self.dice.sample(files, min(5, len(files))):
             damage(path, self.dice)
+        return True
 
 
 def run(seconds: float, seed: int, prefill: int, decode: int) -> Soak:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -244,3 +246,40 @@ def test_closing_ends_turns_that_run(two_pairs: LocalCluster) -> None:
     assert all(isinstance(outcome.error, RequestFailed) for outcome in outcomes)
     with pytest.raises(RequestFailed):
         two_pairs.generate([1, 2, 3])
+
+
+# --- the owner --------------------------------------------------------------------------------------------------------
+
+OWNER = """
+import sys
+from dualpath.cluster.local import LocalCluster
+LocalCluster(sys.argv[1], prefill_buffer="4MiB", decode_buffer="4MiB", decode_kv_memory="4MiB").open()
+"""
+
+
+def test_members_end_with_whoever_started_them_even_while_they_start(model: TinyModel, tmp_path: Path) -> None:
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", OWNER, str(model.directory)], env=environment) as owner:
+        try:
+            members = wait_members(str(tmp_path), 3)  # they have begun to import, and not been told to die with their parent
+        finally:
+            owner.kill()
+    wait_gone(members)
+
+
+def wait_members(marker: str, count: int) -> list[int]:
+    """The processes that were started with ``marker`` in an argument, once there are so many."""
+    deadline = time.monotonic() + 30.0
+    while True:
+        found = [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if marker in command_line(path)]
+        if len(found) >= count:
+            return found
+        assert time.monotonic() < deadline, f"only {len(found)} processes for {marker}"
+        time.sleep(0.02)
+
+
+def command_line(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

@@ -37,7 +37,9 @@ from dualpath.cluster import launcher
 from dualpath.cluster.local import LocalCluster
 from dualpath.control import scheduler_service
 from dualpath.engine import main as engine_main
-from dualpath.errors import ClusterError, DeadlineExceeded, RequestFailed
+from dualpath.engine.prefill import PrefillEngine
+from dualpath.engine.prefill_turn import PrefillTurn
+from dualpath.errors import ClusterError, DeadlineExceeded, RequestFailed, TransportError
 from dualpath.settings import Dtype
 from dualpath.storage.registry import StorageSpec, open_storage
 
@@ -302,6 +304,23 @@ def test_the_turns_of_a_client_that_falls_silent_are_given_up(
                 client.kill()
         check_right(model, Agents(cluster, count=4, turns=2, seed=11).begin())
         wait_serving(cluster)
+
+
+def test_attempts_that_fail_at_once_do_not_use_up_a_turn(model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    attach, failed_s = PrefillEngine._attach, []
+
+    def refused_at_first(engine: PrefillEngine, turn: PrefillTurn) -> None:
+        failed_s.append(time.monotonic())
+        if failed_s[-1] < failed_s[0] + 0.4:
+            raise TransportError("refused")
+        attach(engine, turn)
+
+    monkeypatch.setattr(PrefillEngine, "_attach", refused_at_first)
+    with threads(model) as cluster:
+        agents = Agents(cluster, count=1, turns=1, seed=15).begin()
+        check_right(model, agents)
+        assert agents.outcomes[0].turn is not None
+        assert agents.outcomes[0].turn.finished.attempts == len(failed_s) > 2
 
 
 # --- ends and starts --------------------------------------------------------------------------------------------------

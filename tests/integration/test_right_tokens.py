@@ -212,7 +212,7 @@ def test_a_seed_gives_the_same_tokens_in_every_system_and_after_every_interrupti
     sampling = SamplingParams(max_tokens=70, temperature=0.8, top_p=0.95, top_k=50, seed=7, ignore_eos=True, logprobs=1)
     prompts = [random_tokens(seed, 150) for seed in (1, 2, 3)]
     outputs, attempts = [], []
-    for system, pages in (("basic", 200), ("dualpath-split", 200), ("dualpath", 27)):
+    for system, pages in (("basic", 200), ("dualpath-split", 200), ("dualpath", 23)):
         with SmallCluster(model, system=system, pages=pages).open(decode_free_watermark=0.0) as cluster:
             turns = run_all(model, cluster, [Ask(prompt, sampling) for prompt in prompts])
             wait_idle(cluster)
@@ -274,7 +274,7 @@ def test_a_store_much_smaller_than_the_working_set(model: TinyModel, tmp_path: P
 
 
 def test_a_decode_pool_so_small_that_turns_give_way(model: TinyModel) -> None:
-    setup = SmallCluster(model, pages=27, knobs={"decode_free_watermark": 0.0})
+    setup = SmallCluster(model, pages=25, knobs={"decode_free_watermark": 0.0})
     prompts = [random_tokens(50 + agent, 100) for agent in range(4)]
     with setup.open() as cluster:
         history = run_agents(model, cluster, prompts, rounds=2, append=10, output=60)
@@ -379,10 +379,10 @@ def test_bad_blocks_are_recomputed_and_counted(model: TinyModel, system: str, da
 @pytest.mark.parametrize("system", ["basic", "dualpath-split"])
 def test_blocks_that_vanish_while_the_hit_is_being_read(model: TinyModel, system: str) -> None:
     block_bytes = model.geometry(16).full_block_bytes
-    # The storage holds two batches of eight blocks at a time, each for 0.2 s: the tail is read when it has gone.
-    setup = SmallCluster(model, system=system, knobs={"snic_bandwidth": 40 * block_bytes})
+    # The storage holds two batches of eight blocks at a time, each for 0.4 s: the tail is read when it has gone.
+    setup = SmallCluster(model, system=system, knobs={"snic_bandwidth": 20 * block_bytes})
     with setup.open() as cluster:
-        prompt = random_tokens(90, 900)
+        prompt = random_tokens(90, 570)
         run_turn(model, cluster, prompt)
         wait_idle(cluster)
         with ThreadPoolExecutor(1) as caller:
@@ -394,7 +394,7 @@ def test_blocks_that_vanish_while_the_hit_is_being_read(model: TinyModel, system
                 path.unlink()
             turn = running.result()
         status = wait_idle(cluster)
-    assert 0 < turn.cached_tokens < 896
+    assert 0 < turn.cached_tokens < 560
     assert sum(engine.bad_blocks for engine in status.engines) > 0
 
 

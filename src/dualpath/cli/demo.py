@@ -15,7 +15,7 @@ from rich.table import Table
 from dualpath.cli.options import Given
 from dualpath.cli.outputs import check_output_file
 from dualpath.cli.replay import Replayed, Workload, chosen_systems, report_of, run_system
-from dualpath.models.create import create_model
+from dualpath.cli.signals import signals_held_back
 from dualpath.replay.driver import ReplayOptions
 from dualpath.replay.plot import SnicLoad, plot_snic_load
 from dualpath.replay.report import write_report
@@ -52,6 +52,8 @@ def demo(agents: int, turns: int, systems: str, output: str) -> None:
     chosen = chosen_systems(systems)
     for name in (PICTURE, REPORT):
         check_output_file("--output", directory / name)
+    with signals_held_back():
+        from dualpath.models.create import create_model
     trajectories = demo_trajectories(random.Random(SEED), agents=agents, turns=turns)
     workload = Workload(trajectories, ReplayOptions(), SEED)
     console.print(

@@ -5,13 +5,12 @@ from __future__ import annotations
 import importlib
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.metadata import version
 from types import FrameType
 
 import click
 
+from dualpath.cli.signals import signals_held_back
 from dualpath.errors import DualPathError, SettingsError
 
 VERBS = {
@@ -26,7 +25,6 @@ VERBS = {
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
-ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -39,7 +37,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        with _signals_held_back():
+        with signals_held_back():
             command = getattr(importlib.import_module(f"dualpath.cli.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command)
         return command
@@ -70,20 +68,6 @@ def main() -> None:
     except DualPathError as error:
         click.echo(f"dualpath: {error}", err=True)
         sys.exit(EXIT_USAGE if isinstance(error, SettingsError) else EXIT_FAILURE)
-
-
-@contextmanager
-def _signals_held_back() -> Iterator[None]:
-    """Ctrl-C and SIGTERM wait until imports are done: some libraries swallow what is raised while they are imported."""
-    arrived: list[int] = []
-    handlers = {number: signal.signal(number, lambda number, _: arrived.append(number)) for number in ENDING_SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    if arrived:
-        signal.raise_signal(arrived[0])
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

@@ -5,17 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-import torch
 from rich.console import Console
 
 from dualpath.cli.options import FiniteRange
 from dualpath.cli.outputs import check_output_file
+from dualpath.cli.signals import signals_held_back
 from dualpath.clock import MonotonicClock
 from dualpath.costmodel.fit import relative_error
-from dualpath.engine.profile import engine_profile, measure_attention, measure_storage
 from dualpath.errors import StorageError
 from dualpath.kvcache.layout import BlockGeometry
-from dualpath.models.registry import load_model, resolve_device
 from dualpath.settings import Dtype
 
 
@@ -45,6 +43,11 @@ def profile(
     """Measure forward times, prefill rate and storage rate for MODEL, one engine on one core or device."""
     check_output_file("--output", Path(output))
     console = Console()
+    with signals_held_back():
+        import torch
+
+        from dualpath.engine.profile import engine_profile, measure_attention, measure_storage
+        from dualpath.models.registry import load_model, resolve_device
     torch.set_num_threads(1)
     clock = MonotonicClock()
     loaded = load_model(model, Dtype(dtype), device)

@@ -15,8 +15,8 @@ from rich.console import Console
 from dualpath.cli.options import FiniteRange, Given, settings_options
 from dualpath.cli.outputs import check_output_file
 from dualpath.cli.progress import ReplayProgress
+from dualpath.cli.signals import signals_held_back
 from dualpath.clock import MonotonicClock
-from dualpath.cluster.local import LocalCluster
 from dualpath.errors import SettingsError, TraceError
 from dualpath.replay.driver import NodeMeter, ReplayDriver, ReplayOptions
 from dualpath.replay.report import SystemResult, build_report, write_report
@@ -82,6 +82,9 @@ def load_trajectories(
 
 def run_system(model: Path, settings: Settings, workload: Workload, console: Console) -> Replayed:
     """Replay the workload through a fresh cluster with an empty store."""
+    with signals_held_back():
+        from dualpath.cluster.local import LocalCluster
+
     with LocalCluster(model, system=None, settings=settings) as cluster, ReplayProgress(settings, console) as progress:
         driver = ReplayDriver(cluster.client, MonotonicClock(), workload.options, progress.show)
         agents = workload.agents(cluster.vocab_size)

@@ -6,12 +6,13 @@ import asyncio
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import click
 
 from dualpath.cli.options import Given, settings_options
+from dualpath.cli.signals import ENDING_SIGNALS, signals_held_back
 from dualpath.clock import MonotonicClock
-from dualpath.cluster.local import LocalCluster
 from dualpath.errors import ModelError
 from dualpath.server.app import create_app
 from dualpath.server.listen import check_address
@@ -27,6 +28,8 @@ def serve(model: str, given: Given) -> None:
     settings = given.settings()
     check_address(settings.server)
     click.echo(f"starting {settings.cluster.prefill} prefill and {settings.cluster.decode} decode engines …", err=True)
+    with signals_held_back():  # it takes PyTorch with it: what is wrong with the settings should be said before
+        from dualpath.cluster.local import LocalCluster
     with LocalCluster(model, system=None, settings=settings) as cluster:
         if cluster.tokenizer is None:
             raise ModelError(f"{model} has no tokenizer.json, so that its API could take no text")
@@ -46,9 +49,14 @@ def serve(model: str, given: Given) -> None:
 
 
 def _on_signals(act: Callable[[], None]) -> None:
-    """From now on, signals end the serving in good order."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: act())
+    """From now on, a signal ends the serving in good order; a second one does not wait for that."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for ending, handler in before.items():
+            signal.signal(ending, handler)
+        act()
+
+    before = {number: signal.signal(number, end) for number in ENDING_SIGNALS}
 
 
 def _announce(host: str, port: int, name: str, settings: Settings) -> None:

@@ -89,8 +89,8 @@ class Launcher:
             await asyncio.sleep(0.02)
 
     def pids(self) -> dict[str, int]:
-        """Processes by name."""
-        return {worker.name: worker.pid for worker in self._workers.values() if worker.pid is not None}
+        """Processes by name; may be called from any thread."""
+        return {worker.name: worker.pid for worker in list(self._workers.values()) if worker.pid is not None}
 
     async def close(self, timeout_s: float = 10.0) -> None:
         """Stop engines, then the scheduler; kill what does not stop in time. Idempotent."""

@@ -29,7 +29,7 @@ def socket_address(directory: Path, name: str) -> str:
     """
     path = str(directory / f"{name}.sock")
     if len(path.encode()) > LONGEST_SOCKET_PATH:
-        raise ClusterError(f"socket path {path!r} is longer than {LONGEST_SOCKET_PATH} bytes; use a shorter run directory")
+        raise ClusterError(f"socket path {path!r} is longer than {LONGEST_SOCKET_PATH} bytes; set TMPDIR to a shorter path")
     return f"ipc://{path}"
 
 

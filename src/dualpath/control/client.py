@@ -41,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 PING_INTERVAL_S = 0.5
 STATUS_TIMEOUT_S = 5.0
+RETRY_DELAY_S = 0.2
+"""Growing pause before another attempt: whatever fails attempts at once has to be noticed before the last one."""
 TOKENS_GRACE_S = 5.0
 """Longest wait for tokens that the scheduler says were sent: they travel on other sockets."""
 
@@ -192,7 +194,7 @@ class ClusterClient:
                 if turn.complete:
                     yield self._finished(turn)
                     return
-                self._continue(turn)
+                await self._continue(turn)
         finally:
             self._pending -= 1
             self._forget(turn)
@@ -260,14 +262,17 @@ class ClusterClient:
         if turn.error is not None:
             raise turn.error
 
-    def _continue(self, turn: _Turn) -> None:
-        """Start another attempt if this one has failed.
+    async def _continue(self, turn: _Turn) -> None:
+        """Start another attempt if this one has failed: at once, or a little later if it gave no new token either.
 
         Raises:
-            RequestFailed: it was the last attempt.
+            RequestFailed: it was the last attempt, or the cluster shuts down.
         """
         if turn.failure is None:
             return
+        await asyncio.sleep(min((turn.fruitless - 1) * RETRY_DELAY_S, max(0.0, turn.deadline - self._clock.now())))
+        if turn.error is not None:
+            raise turn.error
         if turn.tokens and (reason := self._ended(turn)) is not None:
             turn.done = TurnDone(turn.request_id, reason, len(turn.tokens), Stages(), 0, 0, 0)
             turn.wake.set()

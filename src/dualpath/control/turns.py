@@ -52,7 +52,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 def finish_reason(sampling: SamplingParams, position: int, token: int, eos_token_ids: Collection[int]) -> str | None:
     """Why the turn ends with ``token`` at ``position`` (from 0): ``stop``, ``length``, or None if it does not."""
     ends = token in sampling.stop_token_ids or (not sampling.ignore_eos and token in eos_token_ids)
-    if ends and position + 1 >= sampling.min_tokens:
+    if ends and position >= sampling.min_tokens:
         return "stop"
     return "length" if position + 1 >= sampling.max_tokens else None
 

@@ -127,6 +127,8 @@ class PrefillEngine:
     def forget_all(self, reason: str) -> None:
         for request_id in list(self._turns):
             self._withdraw(request_id)
+        self._early_grants.clear()
+        self._early_reads.clear()
 
     async def close(self) -> None:
         self.forget_all("closing")

@@ -44,13 +44,6 @@ def sample(
     ]
 
 
-def finish_reason(token: int, position: int, params: SamplingParams, eos_token_ids: Sequence[int]) -> str | None:
-    """Why the turn ends with ``token``, its output number ``position`` (from 0): ``stop``, ``length``, or None."""
-    if position >= params.min_tokens and token in _ending_tokens(params, eos_token_ids):
-        return "stop"
-    return "length" if position + 1 >= params.max_tokens else None
-
-
 def uniform(seed: int, position: int) -> float:
     """A number in [0, 1) from (seed, position) alone: 52 bits of BLAKE2b, the same on every machine and device."""
     digest = hashlib.blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from dualpath.control.turns import SamplingParams
-from dualpath.engine.sampler import filtered_probabilities, finish_reason, sample, uniform
+from dualpath.control.turns import SamplingParams, finish_reason
+from dualpath.engine.sampler import filtered_probabilities, sample, uniform
 
 torch.set_num_threads(1)
 
@@ -167,4 +167,4 @@ def test_logprobs_only_where_asked_for() -> None:
     ],
 )
 def test_finish_reason(token: int, position: int, params: SamplingParams, reason: str | None) -> None:
-    assert finish_reason(token, position, params, EOS) == reason
+    assert finish_reason(params, position, token, EOS) == reason
