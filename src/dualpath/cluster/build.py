@@ -82,6 +82,8 @@ def _with_context_limit(spec: ClusterSpec, shape: ModelShape) -> ClusterSpec:
         "decode_buffer": spec.decode_buffer_blocks * tokens,
         "decode_kv_memory": (spec.decode_kv_blocks - watermark) * tokens,
     }
+    if spec.settings.decode.write_back_buffer < spec.geometry.slot_bytes:
+        raise SettingsError(f"write_back_buffer: holds not even one block of {spec.geometry.slot_bytes} bytes")
     knob, most = min(limits.items(), key=lambda item: item[1])
     asked = spec.settings.model.max_len
     if asked is not None and asked > shape.max_positions:
@@ -91,7 +93,6 @@ def _with_context_limit(spec: ClusterSpec, shape: ModelShape) -> ClusterSpec:
             f"{knob}: holds {max(0, most)} tokens of KV ({spec.geometry.token_bytes} bytes each), "
             f"which is less than {'max_len ' + str(asked) if asked else 'one block'}"
         )
-
     return replace(spec, max_context_tokens=min(most, asked or shape.max_positions))
 
 

@@ -169,7 +169,7 @@ class LocalCluster:
         shutil.rmtree(self._run_directory, ignore_errors=True)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the cluster's loop and wait for it; an exception here (Ctrl-C) cancels it, and waits all the same."""
+        """Run a coroutine on the cluster's loop and wait for it; an exception here (Ctrl-C) cancels it, and still waits."""
         future = self._begin(work)
         try:
             return future.result()

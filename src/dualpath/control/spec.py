@@ -55,10 +55,6 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.settings.decode.decode_kv_memory // self.geometry.full_block_bytes
 
     @property
-    def staging_blocks(self) -> int:
-        return max(1, self.settings.decode.write_back_buffer // self.geometry.slot_bytes)
-
-    @property
     def prefill_frames(self) -> int:
         """Layers of a forward batch's KV that a prefill engine holds at a time (layerwise: two, one being filled)."""
         layers = self.geometry.layers

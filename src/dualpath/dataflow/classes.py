@@ -1,4 +1,4 @@
-"""Traffic classes and their lanes: inference collectives before everything else, KV traffic in what is idle (paper section 5)."""
+"""Traffic classes and their lanes: inference collectives first, KV traffic in what is idle (paper section 5)."""
 
 from __future__ import annotations
 
