@@ -29,7 +29,7 @@ SETTINGS: dict[str, Any] = {
     "decode": 1,
     "block_tokens": 16,
     "max_len": 2048,
-    "snic_bandwidth": "32MB/s",
+    "snic_bandwidth": "24MB/s",
     "prefill_buffer": "128MiB",
     "decode_buffer": "256MiB",
     "decode_kv_memory": "256MiB",
