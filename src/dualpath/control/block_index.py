@@ -14,8 +14,8 @@ from dualpath.types import BlockKey
 
 logger = logging.getLogger(__name__)
 
-EVICTION_SHARE = 64
-"""A full store gives up this fraction of itself (1/n) at a time, so that deleting comes in batches."""
+EVICTION_SHARE, EVICTION_BATCH = 64, 256
+"""A full store gives up this fraction of itself (1/n), but not many blocks, beyond what is needed: deletes come in batches."""
 
 
 class BlockCounts(NamedTuple):
@@ -53,15 +53,19 @@ class BlockIndex:
 
     # --- hits ---------------------------------------------------------------------------------------------------------
 
-    def park(self, turn: TurnRecord) -> bool:
-        """Let the turn wait if its chain runs into blocks that are just being written; whether it does."""
+    def hold(self, turn: TurnRecord, *, may_wait: bool) -> int | None:
+        """Pin the turn's hit; its length in tokens. None: its chain runs into blocks being written, for which it waits now."""
         keys = self._hit_keys(turn)
         match = self._index.match(keys)
-        if not match.pending:
-            return False
-        turn.awaited = keys[match.published]
-        self._waiting.setdefault(turn.awaited, []).append(turn)
-        return True
+        if match.pending and may_wait:
+            turn.awaited = keys[match.published]
+            self._waiting.setdefault(turn.awaited, []).append(turn)
+            return None
+        if match.published:
+            turn.pinned = keys[match.published - 1]
+            self._index.touch(turn.pinned)
+            self._index.pin(turn.pinned)
+        return match.published * self._block_tokens
 
     def unpark(self, turn: TurnRecord) -> None:
         """The turn waits no longer."""
@@ -80,16 +84,6 @@ class BlockIndex:
         for turn in turns:
             self.unpark(turn)
         return turns
-
-    def pin(self, turn: TurnRecord) -> int:
-        """Hold the turn's hit; its length in tokens."""
-        keys = self._hit_keys(turn)
-        blocks = self._index.match(keys).published
-        if blocks:
-            turn.pinned = keys[blocks - 1]
-            self._index.touch(turn.pinned)
-            self._index.pin(turn.pinned)
-        return blocks * self._block_tokens
 
     def unpin(self, turn: TurnRecord) -> None:
         """The hit has been read, or nobody will."""
@@ -157,7 +151,7 @@ class BlockIndex:
         """Evict so that ``blocks`` more fit, as far as possible; how many more do fit."""
         excess = self._index.blocks + blocks - self._capacity
         if excess > 0:
-            self._delete(self._index.evict(excess + self._capacity // EVICTION_SHARE))
+            self._delete(self._index.evict(excess + min(self._capacity // EVICTION_SHARE, EVICTION_BATCH)))
         return self._capacity - self._index.blocks
 
     def _delete(self, keys: Sequence[BlockKey]) -> None:

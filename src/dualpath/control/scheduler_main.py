@@ -8,6 +8,7 @@ import secrets
 import signal
 import sys
 import threading
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import zmq
@@ -16,7 +17,7 @@ from dualpath.clock import MonotonicClock
 from dualpath.control.block_index import BlockIndex
 from dualpath.control.channel import QUEUED_MESSAGES, socket_address
 from dualpath.control.decision_log import open_scheduler
-from dualpath.control.messages import Decoder, ToScheduler, encode
+from dualpath.control.messages import Decoder, Message, ToScheduler, encode
 from dualpath.control.process import die_with_parent, log_to_stderr, run_to_end
 from dualpath.control.scheduler_service import SchedulerService
 from dualpath.control.spec import ClusterSpec, read_cluster_spec
@@ -81,8 +82,18 @@ def _loop(service: SchedulerService, socket: zmq.Socket[bytes], stop: threading.
         if clock.now() >= next_tick:
             service.tick()
             next_tick = clock.now() + TICK_S
-        for identity, message in service.take_outbox():
-            socket.send_multipart([identity, encode(message)], zmq.NOBLOCK)
+        for identity, frame in encoded(service.take_outbox()):
+            socket.send_multipart([identity, frame], zmq.NOBLOCK)
+
+
+def encoded(outbox: Iterable[tuple[bytes, Message]]) -> Iterator[tuple[bytes, bytes]]:
+    """The messages as frames; an assignment, which carries a whole prompt, goes to two engines but is encoded once."""
+    last: Message | None = None
+    frame = b""
+    for identity, message in outbox:
+        if message is not last:
+            last, frame = message, encode(message)
+        yield identity, frame
 
 
 def _receive_all(service: SchedulerService, socket: zmq.Socket[bytes], decoder: Decoder) -> None:
@@ -98,12 +109,17 @@ def _receive_all(service: SchedulerService, socket: zmq.Socket[bytes], decoder: 
             logger.error("%s: %s", sender.decode(errors="replace"), error)
 
 
+def spare_the_index() -> None:
+    """Have the cyclic collector run rarely, and never over everything: it takes a second for two million blocks."""
+    gc.set_threshold(GC_THRESHOLD, 10, 1_000_000)
+
+
 def main() -> None:
     """``python -m dualpath.control.scheduler_main SPEC PARENT_PID``"""
     die_with_parent(int(sys.argv[2]))
     spec = read_cluster_spec(Path(sys.argv[1]))
     log_to_stderr("scheduler")
-    gc.set_threshold(GC_THRESHOLD)
+    spare_the_index()
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections import Counter
 from collections.abc import Iterable
 
 from dualpath.clock import Clock
@@ -43,6 +42,7 @@ from dualpath.control.messages import (
     WriteRequest,
     WriteResult,
 )
+from dualpath.control.parked import ParkedLeaders
 from dualpath.control.spec import ClusterSpec
 from dualpath.control.turn_record import TurnRecord
 from dualpath.control.turns import ClusterStatus
@@ -76,7 +76,7 @@ class SchedulerService:
         self._outbox: list[tuple[bytes, Message]] = []
         self._ticked_s = clock.now()
         self._placed = 0
-        self._prefill_tokens: Counter[GroupName] = Counter()
+        self._parked = ParkedLeaders(central, self._members)
         self._lookup_tokens = 0
         self._hit_tokens = 0
         self._handlers = {
@@ -128,16 +128,8 @@ class SchedulerService:
         self.pump()
 
     def pump(self) -> None:
-        """Fetch for the parked leaders: their long polls end as soon as there is work.
-
-        A prefill leader takes what it finds, so that the one with the least to do comes first.
-        """
-        if self._placed == len(self._turns):
-            return
-        for group in sorted(self._members.groups(Role.PREFILL), key=lambda group: self._prefill_tokens[group]):
-            self._act(self._central.fetch_prefill(group, ()))
-        for group in self._members.groups(Role.DECODE):
-            self._act(self._central.fetch_decode(group, ()))
+        """Fetch for the parked leaders: their long polls end as soon as there is work."""
+        self._act(self._parked.everyone())
 
     # --- turns --------------------------------------------------------------------------------------------------------
 
@@ -149,25 +141,29 @@ class SchedulerService:
         turn = TurnRecord(message, sender, now, now + self._spec.settings.cache.pending_timeout_s)
         self._turns[message.request_id] = turn
         heapq.heappush(self._deadlines, (now + message.timeout_s, message.request_id))
-        if not self._blocks.park(turn):
-            self._admit(turn)
+        self._admit(turn, may_wait=True)
 
     def _admit_waiting(self, turns: Iterable[TurnRecord]) -> None:
         now = self._clock.now()
         for turn in turns:
-            if turn.request_id in self._turns and not (now < turn.wait_ends_s and self._blocks.park(turn)):
-                self._admit(turn)
+            if turn.request_id in self._turns:
+                self._admit(turn, may_wait=now < turn.wait_ends_s)
 
-    def _admit(self, turn: TurnRecord) -> None:
-        """Pin the turn's hit and hand it to the scheduler, as counts."""
-        hit_tokens = self._blocks.pin(turn)
+    def _admit(self, turn: TurnRecord, *, may_wait: bool) -> None:
+        """Pin the turn's hit and hand it to the scheduler, as counts; or let it wait for blocks that are being written."""
+        hit_tokens = self._blocks.hold(turn, may_wait=may_wait)
+        if hit_tokens is None:
+            return
         self._lookup_tokens += turn.prompt_tokens
         self._hit_tokens += hit_tokens
         left = turn.submit.sampling.max_tokens - turn.submit.first_position
+        queued = self._central.waiting_for(Role.PREFILL)
         self._act(
             self._central.submit(RequestDescription(RequestId(turn.request_id), turn.prompt_tokens, hit_tokens, max(1, left)))
         )
-        self.pump()
+        if not queued:  # else no prefill engine has room for those before it
+            self._act(self._parked.prefill())
+        self._act(self._parked.decode())
 
     def _act(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
@@ -185,7 +181,7 @@ class SchedulerService:
         turn.placed = placed
         self._placed += 1
         turn.scheduling_s = self._clock.now() - turn.submitted_s
-        self._count_prefill(turn, GroupName(self._members.engine(placed.prefill).join.group))
+        self._parked.count_prefill(turn, GroupName(self._members.engine(placed.prefill).join.group))
         prefill, decode = self._members.engine(placed.prefill), self._members.engine(placed.decode)
         region = decode.join.region
         assert region is not None
@@ -201,19 +197,14 @@ class SchedulerService:
             read_decode_tokens=placed.share.decode_tokens,
             scheduling_s=turn.scheduling_s,
         )
-        turn.unread = {side for side in Side if placed.share.of(side)}
+        if placed.share.prefill_tokens:
+            turn.unread.add(Side.PREFILL)
+        if placed.share.decode_tokens:
+            turn.unread.add(Side.DECODE)
         if not turn.unread:
             self._blocks.unpin(turn)
         self._send(decode.identity, assign)
         self._send(prefill.identity, assign)
-
-    def _count_prefill(self, turn: TurnRecord, group: GroupName | None) -> None:
-        """The turn's prefill is now this group's to do, or nobody's."""
-        if turn.prefill_group is not None:
-            self._prefill_tokens[turn.prefill_group] -= turn.prompt_tokens
-        turn.prefill_group = group
-        if group is not None:
-            self._prefill_tokens[group] += turn.prompt_tokens
 
     def _lost(self, lost: Lost) -> None:
         """Tell the engines that still know the turn, and its client."""
@@ -242,7 +233,7 @@ class SchedulerService:
         turn = self._turns.pop(request_id, None)
         if turn is not None:
             self._placed -= turn.placed is not None
-            self._count_prefill(turn, None)
+            self._parked.count_prefill(turn, None)
             self._blocks.unpin(turn)
             self._blocks.unpark(turn)
         return turn
@@ -253,27 +244,28 @@ class SchedulerService:
 
     def _on_read_done(self, sender: bytes, message: ReadDone) -> None:
         turn = self._turns.get(message.request_id)
-        if turn is None:
+        if turn is None or turn.placed is None:
             return
         side = Side(message.side)
         self._central.read_progress(RequestId(message.request_id), side, message.tokens)
         turn.unread.discard(side)
         if not turn.unread:
             self._blocks.unpin(turn)
-        self.pump()
 
     def _on_prefill_done(self, sender: bytes, message: PrefillDone) -> None:
         turn = self._turns.get(message.request_id)
         if turn is None:
             return
         self._central.prefilled(RequestId(message.request_id))
-        self._count_prefill(turn, None)
-        self.pump()
+        self._parked.count_prefill(turn, None)
+        if turn.placed is not None:
+            self._act(self._parked.of_engine(turn.placed.prefill))
 
     def _on_turn_ended(self, sender: bytes, message: TurnEnded) -> None:
-        turn = self._remove(message.request_id)
-        if turn is None:
+        turn = self._turns.get(message.request_id)
+        if turn is None or turn.placed is None:
             return
+        self._remove(message.request_id)
         self._central.finished(RequestId(message.request_id))
         share = turn.used_share(message.cached_tokens)
         stages = Stages(turn.scheduling_s, message.stages.allocation_s, message.stages.read_s, message.stages.prefill_s)
@@ -289,7 +281,8 @@ class SchedulerService:
                 read_decode_tokens=share.decode_tokens,
             ),
         )
-        self.pump()
+        self._act(self._parked.of_engine(turn.placed.prefill))
+        self._act(self._parked.of_engine(turn.placed.decode))
 
     def _on_turn_failed(self, sender: bytes, message: TurnFailed) -> None:
         turn = self._turns.get(message.request_id)

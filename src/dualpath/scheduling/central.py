@@ -74,6 +74,14 @@ class CentralScheduler:
         """Whether an accepted request is not placed on both sides yet: if not, a fetch would only take over the loads."""
         return self._waiting > 0
 
+    def waiting_for(self, role: Role) -> int:
+        """How many requests wait for an engine of this role and have no group yet: any group's fetch looks at them."""
+        return self._pools[role].queue.waiting_count()
+
+    def backlogged(self) -> list[GroupName]:
+        """Decode groups that may have requests of their own waiting: only their own fetches look at these."""
+        return [name for name, group in self._decode.groups.items() if group.queue]
+
     def engine_joined(self, engine: EngineDescription) -> list[Decision]:
         """Let an engine take part. If one of this name is known, it is given up first."""
         decisions = self.engine_lost(engine.name)

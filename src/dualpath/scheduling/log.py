@@ -88,6 +88,12 @@ class RecordingScheduler:
     def has_waiting(self) -> bool:
         return self._scheduler.has_waiting
 
+    def waiting_for(self, role: Role) -> int:
+        return self._scheduler.waiting_for(role)
+
+    def backlogged(self) -> list[GroupName]:
+        return self._scheduler.backlogged()
+
     def engine_joined(self, engine: EngineDescription) -> list[Decision]:
         return self._record("engine_joined", engine)
 
