@@ -14,7 +14,6 @@ import os
 import random
 import signal
 import sys
-import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -32,6 +31,7 @@ from tests.support.fault_agents import (
     damage,
     fault_knobs,
     leaves_nothing,
+    own_temporaries,
     readable_files,
     stopped,
     stored_files,
@@ -154,14 +154,12 @@ class Soak:
 
 def run(seconds: float, seed: int, prefill: int, decode: int) -> Soak:
     """Rounds until the time is up, and a close with turns running."""
-    with tempfile.TemporaryDirectory(prefix="soak-") as directory:
-        tempfile.tempdir = directory
-        model = TinyModel.create(Path(directory) / "model", Dtype.FLOAT64)
+    with own_temporaries() as directory:
+        model = TinyModel.create(directory / "model", Dtype.FLOAT64)
         capacity = STORE_BLOCKS * model.geometry(BLOCK_TOKENS).full_block_bytes
         knobs = fault_knobs(model, heartbeat_timeout_s=HEARTBEAT_S, prefill=prefill, decode=decode, store_capacity=capacity)
         soak = Soak(model, LocalCluster(model.directory, system="dualpath-split", **knobs), random.Random(seed))
-        soak.checked(partial(_live, soak, Path(directory), time.monotonic() + seconds))
-        tempfile.tempdir = None
+        soak.checked(partial(_live, soak, directory, time.monotonic() + seconds))
     return soak
 
 

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.support.fault_agents import (
     Agents,
+    alive,
     check_ended,
     check_right,
     fault_knobs,
     leaves_nothing,
     names,
+    own_temporaries,
     pid_of,
     stopped,
     stored_files,
     wait_gone,
     wait_serving,
+    wait_status,
 )
 from tests.support.turn_reference import TinyModel
 
@@ -40,6 +45,7 @@ pytestmark = pytest.mark.slow
 
 HEARTBEAT_S = 1.5
 FENCED_S = 4 * HEARTBEAT_S
+WORK_PILES_UP_S = 0.3
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +55,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 
 @pytest.fixture(scope="module")
 def temporary() -> Iterator[Path]:
-    """An empty directory for temporary files, on a path short enough for sockets."""
-    with tempfile.TemporaryDirectory(prefix="faults-") as directory:
-        before, tempfile.tempdir = tempfile.tempdir, directory
-        yield Path(directory)
-        tempfile.tempdir = before
+    with own_temporaries() as directory:
+        yield directory
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +81,11 @@ def two_pairs(model: TinyModel, temporary: Path) -> Iterator[LocalCluster]:
 
 
 def kill(cluster: LocalCluster, prefix: str) -> str:
-    """Kill a member in the middle of its work; its name."""
+    """Kill a member in the middle of its work, of which it gets some more first; its name."""
     name, pid = pid_of(cluster, prefix)
-    os.kill(pid, signal.SIGKILL)
+    with stopped(pid):
+        time.sleep(WORK_PILES_UP_S)
+        os.kill(pid, signal.SIGKILL)
     return name
 
 
@@ -141,6 +146,28 @@ def check_not_flooded(log: Path, engine: str) -> None:
     assert most > 1, f"{engine} was not put to the test"
 
 
+@pytest.mark.parametrize(("victim", "seed"), [("prefill", 9), ("decode", 10)])
+def test_an_engine_that_comes_back_before_it_is_fenced_does_no_harm(
+    model: TinyModel, pair: LocalCluster, monkeypatch: pytest.MonkeyPatch, victim: str, seed: int
+) -> None:
+    wait_serving(pair)
+    agents = Agents(pair, seed=seed).begin()
+    agents.wait_tokens(60)
+    name, pid = pid_of(pair, victim)
+    worker = pair.launcher._workers[name]
+    monkeypatch.setattr(worker, "kill", partial(kill_late, worker.kill))
+    with stopped(pid):
+        wait_status(pair, lambda status: name not in names(status), FENCED_S, f"status without {name}")
+    assert alive(pid)  # and at work again: on turns that have been given to others, in memory that was granted to it
+    check_right(model, agents)
+    check_whole(pair, [name])
+    wait_gone([pid])
+
+
+def kill_late(kill_now: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_later(2.0, kill_now)
+
+
 def test_the_scheduler_dies(model: TinyModel, pair: LocalCluster) -> None:
     before = wait_serving(pair)
     agents = Agents(pair, seed=3).begin()
@@ -177,14 +204,23 @@ def test_a_stop_shorter_than_the_heartbeat_timeout_loses_nothing(model: TinyMode
 
 
 @pytest.mark.parametrize(("victim", "seed"), [("prefill", 6), ("decode", 7)])
-def test_the_scheduler_dies_with_an_engine(model: TinyModel, pair: LocalCluster, victim: str, seed: int) -> None:
+def test_the_scheduler_dies_and_takes_the_news_of_an_engines_end_with_it(
+    model: TinyModel, pair: LocalCluster, victim: str, seed: int
+) -> None:
     wait_serving(pair)
     agents = Agents(pair, seed=seed).begin()
     agents.wait_tokens(60)
-    gone = kill(pair, victim)
-    kill(pair, "scheduler")
+    name, pid = pid_of(pair, victim)
+    scheduler = pid_of(pair, "scheduler")[1]
+    with stopped(pid):
+        time.sleep(WORK_PILES_UP_S)
+        with stopped(scheduler):
+            os.kill(pid, signal.SIGKILL)
+            wait_gone([pid])
+            time.sleep(WORK_PILES_UP_S)  # the news is under way
+            os.kill(scheduler, signal.SIGKILL)
     check_right(model, agents)
-    check_whole(pair, [gone])
+    check_whole(pair, [name])
 
 
 def test_turns_end_at_their_deadline_if_nobody_serves_them(model: TinyModel, pair: LocalCluster) -> None:
@@ -264,7 +300,12 @@ def test_members_end_with_whoever_started_them_even_while_they_start(model: Tiny
             members = wait_members(str(tmp_path), 3)  # they have begun to import, and not been told to die with their parent
         finally:
             owner.kill()
-    wait_gone(members)
+    try:
+        wait_gone(members)
+    finally:
+        for pid in members:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def wait_members(marker: str, count: int) -> list[int]:

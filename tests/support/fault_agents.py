@@ -7,6 +7,7 @@ import contextlib
 import os
 import random
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -171,6 +172,13 @@ def fault_knobs(model: TinyModel, **knobs: Any) -> dict[str, Any]:
     return sizes | knobs
 
 
+def thread_cluster(model: TinyModel, system: str = "dualpath", **knobs: Any) -> LocalCluster:
+    """A cluster of threads, to be entered; their heartbeats are late when others compute."""
+    return LocalCluster(
+        model.directory, system=system, processes=False, **fault_knobs(model, **{"heartbeat_timeout_s": 20.0} | knobs)
+    )
+
+
 # --- waiting ----------------------------------------------------------------------------------------------------------
 
 
@@ -287,6 +295,17 @@ def wait_gone(pids: Collection[int], timeout_s: float = 10.0) -> None:
     while left := [pid for pid in pids if alive(pid)]:
         assert time.monotonic() < deadline, f"still running: {left}"
         time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def own_temporaries() -> Iterator[Path]:
+    """``tempfile`` uses an empty directory of its own meanwhile, on a path short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="faults-") as directory:
+        before, tempfile.tempdir = tempfile.tempdir, directory
+        try:
+            yield Path(directory)
+        finally:
+            tempfile.tempdir = before
 
 
 @contextlib.contextmanager

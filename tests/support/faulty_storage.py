@@ -22,11 +22,6 @@ class Gate:
         self._reads_closed = self._writes_closed = False
         self._held: list[Callable[[], None]] = []
 
-    @property
-    def held(self) -> int:
-        """Batches that wait."""
-        return len(self._held)
-
     def close_reads(self) -> None:
         self._reads_closed = True
 

@@ -225,7 +225,17 @@ def test_cancelling_it_leaves_nothing(rig: ServiceRig) -> None:
     rig.assert_idle()
 
 
-def test_its_deadline_ends_it(rig: ServiceRig) -> None:
+def test_one_that_was_cancelled_and_submitted_again_waits_once(rig: ServiceRig) -> None:
+    parked(rig)
+    rig.say("client-0", CancelTurn("a"))
+    assert rig.submit("a", PROMPT) == []
+    sent = rig.say(D, WriteResult(b"".join(chain(PROMPT)), b""))
+    assert len(only(Assign, sent)) == 2
+    rig.finish(only(Assign, sent)[0][1])
+    rig.assert_idle()
+
+
+def test_its_deadline_ends_it() -> None:
     rig = ServiceRig(pending_timeout_s=50)
     rig.join(P, D)
     rig.request_write(D, PROMPT)
