@@ -48,7 +48,7 @@ from dualpath.control.scheduler_service import SchedulerService
 from dualpath.control.spec import ClusterSpec
 from dualpath.control.turns import EngineStatus, SamplingParams
 from dualpath.knobs import with_knobs
-from dualpath.kvcache.chain import CacheNamespace
+from dualpath.kvcache.chain import KEY_BYTES, TOKEN_BYTES, CacheNamespace
 from dualpath.kvcache.layout import BlockGeometry
 from dualpath.scheduling.central import CentralScheduler
 from dualpath.scheduling.limits import scheduler_limits
@@ -56,7 +56,7 @@ from dualpath.settings import Settings
 from dualpath.storage.memory import MemoryStorage
 from dualpath.types import Role, Side
 
-CHAIN_BLOCKS, BLOCK_TOKENS, KEY_BYTES, TOKEN_BYTES = 512, 64, 16, 4
+CHAIN_BLOCKS, BLOCK_TOKENS = 512, 64
 MISSED_BLOCKS, TAIL_TOKENS = 6, 45
 OUTPUT_TOKENS, OUTPUT_BLOCKS = 176, 3
 ROUND_TURNS, ROUNDS_DECODING = 500, 4
@@ -252,7 +252,7 @@ def service(capacity_blocks: int) -> SchedulerService:
         settings, storage_tokens_per_s=spec.storage_tokens_per_s, prefill_tokens_per_s=spec.prefill_tokens_per_s
     )
     clock = MonotonicClock()
-    index = BlockIndex(MemoryStorage(geometry.full_block_bytes), spec.store_capacity_blocks, BLOCK_TOKENS)
+    index = BlockIndex(MemoryStorage(geometry.full_block_bytes), spec.store_capacity_blocks, geometry)
     return SchedulerService(spec, CentralScheduler(limits, clock), index, clock, "epoch")
 
 

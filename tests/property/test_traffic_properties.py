@@ -14,15 +14,12 @@ from dualpath.errors import DeadlineExceeded
 from dualpath.storage.base import BlockRead, BlockWrite, ReadOutcome, StoredBlock, WriteOutcome
 from dualpath.traffic.buffers import SlotPool
 from dualpath.traffic.reads import ReadQueue
-from dualpath.types import BlockKey, EngineName
+from dualpath.types import BlockKey
 
 SLOT_BYTES = 8
 SLOTS = 6
-PEER = EngineName("prefill-0.0")
 
-steps = st.lists(
-    st.tuples(st.sampled_from(["ask", "cancel", "free", "quarantine", "fence", "run"]), st.integers(0, SLOTS)), max_size=40
-)
+steps = st.lists(st.tuples(st.sampled_from(["ask", "cancel", "free", "run"]), st.integers(0, SLOTS)), max_size=40)
 
 
 def _pool() -> SlotPool:
@@ -45,11 +42,8 @@ class PoolMachine:
             )
         elif name == "cancel" and self.tasks:
             self.tasks[value % len(self.tasks)].cancel()
-        elif name in ("free", "quarantine") and self.held:
-            slots = self.held.pop(sorted(self.held)[value % len(self.held)])
-            self.pool.free(slots) if name == "free" else self.pool.quarantine(slots, PEER)
-        elif name == "fence":
-            self.pool.release_quarantine(PEER)
+        elif name == "free" and self.held:
+            self.pool.free(self.held.pop(sorted(self.held)[value % len(self.held)]))
         elif name == "run":
             await asyncio.sleep(0.001 * (value % 2))
         self.check()
@@ -66,7 +60,7 @@ class PoolMachine:
         seen = [slot for slots in self.held.values() for slot in slots]
         assert len(seen) == len(set(seen))
         assert len(seen) <= self.pool.used
-        assert self.pool.used + self.pool.free_slots + self.pool.quarantined == SLOTS
+        assert self.pool.used + self.pool.free_slots == SLOTS
         assert self.pool.peak <= SLOTS
 
     async def end(self) -> None:
@@ -75,7 +69,6 @@ class PoolMachine:
         await asyncio.gather(*self.tasks, return_exceptions=True)
         for slots in self.held.values():
             self.pool.free(slots)
-        self.pool.release_quarantine(PEER)
         assert (self.pool.used, self.pool.free_slots, self.pool.waiting) == (0, SLOTS, 0)
         assert self.granted == sorted(self.granted), "asks are granted in their order"
 

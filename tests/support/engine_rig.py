@@ -14,6 +14,7 @@ import torch
 from dualpath.control.messages import Assign, Message, RegionInfo, Stages, Submit
 from dualpath.control.spec import ClusterSpec, EngineSpec
 from dualpath.control.turns import SamplingParams
+from dualpath.knobs import with_knobs
 from dualpath.kvcache.chain import CacheNamespace, block_keys
 from dualpath.kvcache.layout import BlockGeometry
 from dualpath.settings import Settings
@@ -38,7 +39,7 @@ def cluster_spec(settings: Settings | None = None) -> ClusterSpec:
         namespace=NAMESPACE,
         geometry=GEOMETRY,
         max_context_tokens=1000,
-        settings=settings or Settings(),
+        settings=settings or with_knobs(Settings(), {"block_tokens": GEOMETRY.block_tokens}),
         storage_tokens_per_s=1e6,
         prefill_tokens_per_s=1e4,
         attention={},

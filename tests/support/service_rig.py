@@ -68,7 +68,7 @@ class ServiceRig:
         self.storage = MemoryStorage(GEOMETRY.full_block_bytes)
         limits = scheduler_limits(settings, storage_tokens_per_s=1e6, prefill_tokens_per_s=1e4)
         self.central = CentralScheduler(limits, self.clock)
-        self.blocks = BlockIndex(self.storage, capacity_blocks, BLOCK)
+        self.blocks = BlockIndex(self.storage, capacity_blocks, GEOMETRY)
         self.service = SchedulerService(cluster_spec(settings), self.central, self.blocks, self.clock, EPOCH)
         self._tickets = 0
 

@@ -6,8 +6,10 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from dualpath.control.messages import KEY_BYTES, WriteRequest, WriteResult, split_keys
+from dualpath.control.messages import WriteRequest, WriteResult, split_keys
 from dualpath.control.turn_record import TurnRecord
+from dualpath.kvcache.chain import KEY_BYTES
+from dualpath.kvcache.layout import BlockGeometry
 from dualpath.kvcache.trie import PrefixIndex
 from dualpath.storage.base import Storage
 from dualpath.types import BlockKey
@@ -30,10 +32,10 @@ class BlockCounts(NamedTuple):
 class BlockIndex:
     """What is stored under one root; nobody else adds to it, evicts or deletes. Keeps it within ``capacity_blocks``."""
 
-    def __init__(self, storage: Storage, capacity_blocks: int, block_tokens: int) -> None:
+    def __init__(self, storage: Storage, capacity_blocks: int, geometry: BlockGeometry) -> None:
         self._storage = storage
         self._capacity = capacity_blocks
-        self._block_tokens = block_tokens
+        self._geometry = geometry
         self._index = PrefixIndex()
         self._waiting: dict[BlockKey, list[TurnRecord]] = {}
         self._writers: dict[BlockKey, str] = {}
@@ -65,7 +67,7 @@ class BlockIndex:
             turn.pinned = keys[match.published - 1]
             self._index.touch(turn.pinned)
             self._index.pin(turn.pinned)
-        return match.published * self._block_tokens
+        return match.published * self._geometry.block_tokens
 
     def unpark(self, turn: TurnRecord) -> None:
         """The turn waits no longer."""
@@ -93,7 +95,7 @@ class BlockIndex:
 
     def _hit_keys(self, turn: TurnRecord) -> Sequence[BlockKey]:
         """Keys of the blocks that may be a hit: at least one token is always computed."""
-        return KeyView(turn.submit.keys, max(0, (turn.prompt_tokens - 1) // self._block_tokens))
+        return KeyView(turn.submit.keys, self._geometry.max_hit_blocks(turn.prompt_tokens))
 
     # --- writes -------------------------------------------------------------------------------------------------------
 

@@ -165,6 +165,6 @@ class Members:
         return new
 
     def ask_launcher_to_fence(self, engine: EngineRecord, send: Callable[[bytes, Message], None]) -> None:
-        """Have a lost engine's process ended; without a launcher its slots stay quarantined until there is one."""
+        """Have a lost engine's process ended; without a launcher the slots it was granted stay reserved until there is one."""
         if self._launcher is not None:
             send(self._launcher, Fence(engine.name))

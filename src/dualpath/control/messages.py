@@ -10,8 +10,7 @@ import msgspec
 
 from dualpath.control.turns import ClusterStatus, EngineStatus, SamplingParams, TokenEvent
 from dualpath.errors import ProtocolError
-
-KEY_BYTES = 16
+from dualpath.kvcache.chain import KEY_BYTES
 
 
 class Message(msgspec.Struct, array_like=True, tag=True):

@@ -56,7 +56,7 @@ def serve(spec: ClusterSpec, storage: Storage, stop: threading.Event) -> None:
         SettingsError: the decision log cannot be written.
     """
     clock = MonotonicClock()
-    blocks = BlockIndex(storage, spec.store_capacity_blocks, spec.geometry.block_tokens)
+    blocks = BlockIndex(storage, spec.store_capacity_blocks, spec.geometry)
     blocks.rebuild()
     with open_scheduler(spec, clock) as central:
         service = SchedulerService(spec, central, blocks, clock, secrets.token_hex(8))

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dualpath.control.messages import Submit
+from dualpath.kvcache.chain import TOKEN_BYTES
 from dualpath.scheduling.decisions import Placed
 from dualpath.types import BlockKey, GroupName, ReadShare, Side
-
-TOKEN_BYTES = 4
 
 
 @dataclass(slots=True, eq=False)

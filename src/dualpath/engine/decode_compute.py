@@ -33,7 +33,6 @@ class DecodeCompute:
     pool: DevicePool
     device: torch.device
     attention_s: float = 0.0
-    steps: int = 0
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -56,7 +55,6 @@ class DecodeCompute:
                 self.eos_token_ids,
             )
         self.attention_s += time.perf_counter() - started
-        self.steps += 1
         return [
             TokenEvent(row.position, one.token, one.logprob, one.top_logprobs) for row, one in zip(rows, sampled, strict=True)
         ]

@@ -75,7 +75,6 @@ class PrefillCompute:
     device: torch.device
     transfer_timeout_s: float
     attention_s: float = 0.0
-    forwards: int = 0
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -104,7 +103,6 @@ class PrefillCompute:
         finally:
             self.traffic.retire(stream)
         self.attention_s += time.perf_counter() - started - stream.statistics.exposed_s
-        self.forwards += 1
         return events
 
     def _finish(self, stream: LayerStream) -> None:

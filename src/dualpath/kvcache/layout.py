@@ -53,7 +53,3 @@ class BlockGeometry:
     def max_hit_blocks(self, prompt_tokens: int) -> int:
         """Most blocks of a prompt that may be a hit: at least one token is always computed."""
         return max(0, (prompt_tokens - 1) // self.block_tokens)
-
-    def layer_offset(self, slot: int, layer: int) -> int:
-        """Byte offset of ``layer``'s Layer Block of the block in ``slot`` of a slot pool."""
-        return slot * self.slot_bytes + layer * self.layer_block_bytes

@@ -8,14 +8,12 @@ from collections.abc import Iterable
 
 from dualpath.errors import DeadlineExceeded, PromptTooLong
 from dualpath.kvcache.pool import BlockPool
-from dualpath.types import EngineName
 
 
 class SlotPool:
     """A buffer of ``slots`` slots of ``slot_bytes`` bytes in ``memory``; asks wait in strict order until theirs fits.
 
-    Lives on one event loop. Every slot is free, used, or in quarantine: given back while a peer that may be dead could
-    still write it.
+    Lives on one event loop. A slot is used until nobody can touch it any more: whoever holds it waits for that.
     """
 
     def __init__(self, name: str, slots: int, slot_bytes: int, memory: memoryview) -> None:
@@ -28,7 +26,6 @@ class SlotPool:
         self._memory = memory
         self._blocks = BlockPool(slots, growth_blocks=0)
         self._used: set[int] = set()
-        self._quarantine: dict[EngineName, list[int]] = {}
         self._waiting: deque[tuple[int, asyncio.Future[tuple[int, ...]]]] = deque()
 
     @property
@@ -39,10 +36,6 @@ class SlotPool:
     def used(self) -> int:
         """Slots that somebody holds."""
         return len(self._used)
-
-    @property
-    def quarantined(self) -> int:
-        return sum(map(len, self._quarantine.values()))
 
     @property
     def waiting(self) -> int:
@@ -77,15 +70,12 @@ class SlotPool:
 
     def free(self, slots: Iterable[int]) -> None:
         """Give used slots back for reuse; nobody may read or write them any more."""
-        self._reuse(self._given_up(slots))
-
-    def quarantine(self, slots: Iterable[int], peer: EngineName) -> None:
-        """Give used slots back that ``peer`` could still touch; they are reused only after ``release_quarantine``."""
-        self._quarantine.setdefault(peer, []).extend(self._given_up(slots))
-
-    def release_quarantine(self, peer: EngineName) -> None:
-        """``peer`` can touch no memory any more: its slots are free."""
-        self._reuse(self._quarantine.pop(peer, []))
+        listed = list(slots)
+        assert self._used.issuperset(listed), f"{self.name}: slots {set(listed) - self._used} are given back twice"
+        assert len(set(listed)) == len(listed), f"{self.name}: a slot comes twice in {listed}"
+        self._used.difference_update(listed)
+        self._blocks.free(listed)
+        self._grant()
 
     def view(self, slot: int, length: int) -> memoryview:
         """The first ``length`` bytes of a slot."""
@@ -100,18 +90,6 @@ class SlotPool:
         self._used.update(slots)
         self.peak = max(self.peak, self.used)
         return tuple(slots)
-
-    def _given_up(self, slots: Iterable[int]) -> list[int]:
-        listed = list(slots)
-        assert self._used.issuperset(listed), f"{self.name}: slots {set(listed) - self._used} are given back twice"
-        assert len(set(listed)) == len(listed), f"{self.name}: a slot comes twice in {listed}"
-        self._used.difference_update(listed)
-        return listed
-
-    def _reuse(self, slots: list[int]) -> None:
-        if slots:
-            self._blocks.free(slots)
-        self._grant()
 
     def _grant(self) -> None:
         while self._waiting:
@@ -132,7 +110,4 @@ class SlotPool:
         self._grant()
 
     def _describe(self, count: int) -> str:
-        return (
-            f"{count} slots of {self.name} ({self.capacity} in all, {self.free_slots} free, {self.used} used, "
-            f"{self.quarantined} in quarantine)"
-        )
+        return f"{count} slots of {self.name} ({self.capacity} in all, {self.free_slots} free, {self.used} used)"

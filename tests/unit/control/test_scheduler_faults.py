@@ -45,7 +45,7 @@ class Rig:
         self.heartbeat_timeout_s = spec.settings.deadlines.heartbeat_timeout_s
         limits = scheduler_limits(spec.settings, storage_tokens_per_s=1e6, prefill_tokens_per_s=1e4)
         central = CentralScheduler(limits, self.clock)
-        blocks = BlockIndex(self.storage, 100, GEOMETRY.block_tokens)
+        blocks = BlockIndex(self.storage, 100, GEOMETRY)
         self.service = SchedulerService(spec, central, blocks, self.clock, "epoch")
 
     def say(self, sender: str, message: Message) -> list[tuple[str, Message]]:

@@ -10,18 +10,16 @@ import pytest
 
 from dualpath.errors import DeadlineExceeded, PromptTooLong
 from dualpath.traffic.buffers import SlotPool
-from dualpath.types import EngineName
 
 SLOT_BYTES = 16
-PEER = EngineName("prefill-0.0")
 
 
 def _pool(slots: int = 8) -> SlotPool:
     return SlotPool("decode-buffer", slots, SLOT_BYTES, memoryview(bytearray(slots * SLOT_BYTES)))
 
 
-def _counts(pool: SlotPool) -> tuple[int, int, int]:
-    return pool.used, pool.free_slots, pool.quarantined
+def _counts(pool: SlotPool) -> tuple[int, int]:
+    return pool.used, pool.free_slots
 
 
 async def _started(ask: Coroutine[Any, Any, tuple[int, ...]]) -> asyncio.Task[tuple[int, ...]]:
@@ -38,7 +36,7 @@ def test_slots_are_distinct_and_counted() -> None:
         assert sorted(first + second) == list(range(8))
         assert await pool.allocate(0, 1) == ()
         pool.free(first)
-        assert _counts(pool) == (3, 5, 0)
+        assert _counts(pool) == (3, 5)
         assert pool.peak == 8
 
     asyncio.run(scenario())
@@ -69,7 +67,7 @@ def test_a_small_ask_does_not_overtake_a_large_one() -> None:
         pool.free(held[2:])
         assert len(await large) == 5
         assert len(await small) == 1
-        assert _counts(pool) == (6, 2, 0)
+        assert _counts(pool) == (6, 2)
 
     asyncio.run(scenario())
 
@@ -117,7 +115,7 @@ def test_slots_granted_to_an_owner_who_is_cancelled_before_it_sees_them_are_not_
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        assert _counts(pool) == (0, 8, 0)
+        assert _counts(pool) == (0, 8)
 
     asyncio.run(scenario())
 
@@ -131,26 +129,6 @@ def test_giving_back_what_is_not_held_is_our_own_bug(again: tuple[int, ...]) -> 
         await pool.allocate(0, 1)
         with pytest.raises(AssertionError):
             pool.free(again)
-        with pytest.raises(AssertionError):
-            pool.quarantine(again, PEER)
-
-    asyncio.run(scenario())
-
-
-def test_quarantined_slots_are_reused_only_when_their_peer_is_gone() -> None:
-    async def scenario() -> None:
-        pool = _pool()
-        slots = await pool.allocate(8, 1)
-        pool.quarantine(slots[:3], PEER)
-        pool.quarantine(slots[3:5], EngineName("prefill-1.0"))
-        pool.free(slots[5:])
-        assert _counts(pool) == (0, 3, 5)
-        asking = await _started(pool.allocate(4, 10))
-        assert not asking.done()
-        pool.release_quarantine(PEER)
-        assert set(await asking).isdisjoint(slots[3:5])
-        pool.release_quarantine(PEER)
-        assert _counts(pool) == (4, 2, 2)
 
     asyncio.run(scenario())
 
