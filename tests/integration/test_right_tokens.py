@@ -85,7 +85,7 @@ def whole_blocks(tokens: int, block_tokens: int) -> int:
 
 def stored_files(cluster: LocalCluster) -> list[Path]:
     """The store's block files."""
-    return list(Path(cluster.spec.store_directory).glob("*/*/*/*.kv"))
+    return list(Path(cluster.spec.store_directory).glob("*/*/*.kv"))
 
 
 def block_files(cluster: LocalCluster, tokens: Sequence[int]) -> list[Path]:

@@ -233,7 +233,7 @@ def wait_serving(cluster: LocalCluster, gone: Collection[str] = (), timeout_s: f
 
 def stored_files(cluster: LocalCluster) -> list[Path]:
     """The store's block files."""
-    return sorted(Path(cluster.spec.store_directory).glob("*/*/*/*.kv"))
+    return sorted(Path(cluster.spec.store_directory).glob("*/*/*.kv"))
 
 
 def readable_files(cluster: LocalCluster) -> int:

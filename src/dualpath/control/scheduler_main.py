@@ -8,6 +8,7 @@ import secrets
 import signal
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from dualpath.storage.registry import open_storage
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.05
-MESSAGES_A_ROUND = 256
+TRANSMISSIONS_A_ROUND = 256
 GC_THRESHOLD = 100_000
 """Turns and blocks are freed by reference counts; looking for cycles among millions of index nodes only costs time."""
 
@@ -82,8 +83,8 @@ def _loop(service: SchedulerService, socket: zmq.Socket[bytes], stop: threading.
         if clock.now() >= next_tick:
             service.tick()
             next_tick = clock.now() + TICK_S
-        for identity, frame in encoded(service.take_outbox()):
-            socket.send_multipart([identity, frame], zmq.NOBLOCK)
+        for identity, frames in by_receiver(encoded(service.take_outbox())):
+            socket.send_multipart([identity, *frames], zmq.NOBLOCK)
 
 
 def encoded(outbox: Iterable[tuple[bytes, Message]]) -> Iterator[tuple[bytes, bytes]]:
@@ -96,17 +97,26 @@ def encoded(outbox: Iterable[tuple[bytes, Message]]) -> Iterator[tuple[bytes, by
         yield identity, frame
 
 
+def by_receiver(outgoing: Iterable[tuple[bytes, bytes]]) -> Iterable[tuple[bytes, list[bytes]]]:
+    """What each member gets, in order, as one transmission."""
+    frames: defaultdict[bytes, list[bytes]] = defaultdict(list)
+    for identity, frame in outgoing:
+        frames[identity].append(frame)
+    return frames.items()
+
+
 def _receive_all(service: SchedulerService, socket: zmq.Socket[bytes], decoder: Decoder) -> None:
     """Handle what has arrived, up to a bound: answers have to go out, and time has to pass, under any load."""
-    for _ in range(MESSAGES_A_ROUND):
+    for _ in range(TRANSMISSIONS_A_ROUND):
         try:
-            sender, frame = socket.recv_multipart(zmq.NOBLOCK)
+            sender, *frames = socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return
-        try:
-            service.handle(sender, decoder.decode(frame))
-        except ProtocolError as error:
-            logger.error("%s: %s", sender.decode(errors="replace"), error)
+        for frame in frames:
+            try:
+                service.handle(sender, decoder.decode(frame))
+            except ProtocolError as error:
+                logger.error("%s: %s", sender.decode(errors="replace"), error)
 
 
 def spare_the_index() -> None:

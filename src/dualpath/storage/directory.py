@@ -1,11 +1,11 @@
-"""How a store lies on disk: ``store.json``, a directory per namespace, blocks under two levels of hex (paper A.5).
+"""How a store lies on disk: ``store.json``, a directory per namespace, blocks in 256 hashed directories (paper A.5).
 
 ::
 
     <root>/store.json                            format and version
     <root>/owner.lock                            lease of the index owner
     <root>/<namespace>/namespace.json            what the namespace stands for
-    <root>/<namespace>/ab/cd/abcd….kv            a block
+    <root>/<namespace>/ab/abcd….kv               a block
     <root>/<namespace>/tmp/<host>-<pid>-….tmp    a block being written
 """
 
@@ -25,7 +25,7 @@ from dualpath.storage.hosts import host_tag, process_alive
 from dualpath.types import BlockKey
 
 STORE_FORMAT = "dualpath-store"
-STORE_VERSION = 1
+STORE_VERSION = 2
 STORE_FILE = "store.json"
 LOCK_FILE = "owner.lock"
 NAMESPACE_FILE = "namespace.json"
@@ -99,17 +99,16 @@ def describe_namespace(directory: Path) -> dict[str, Any]:
 def block_path(directory: str, key: BlockKey) -> str:
     """Path of a block in a namespace's directory."""
     name = key.hex()
-    return f"{directory}/{name[:2]}/{name[2:4]}/{name}{BLOCK_SUFFIX}"
+    return f"{directory}/{name[:2]}/{name}{BLOCK_SUFFIX}"
 
 
 def block_entries(directory: Path) -> Iterator[os.DirEntry[str]]:
     """Directory entries of a namespace's block files; directories that vanish meanwhile are left out."""
-    for first in _entries(directory):
-        if len(first.name) == 2:
-            for second in _entries(first.path):
-                for entry in _entries(second.path):
-                    if entry.name.endswith(BLOCK_SUFFIX):
-                        yield entry
+    for hashed in _entries(directory):
+        if len(hashed.name) == 2:
+            for entry in _entries(hashed.path):
+                if entry.name.endswith(BLOCK_SUFFIX):
+                    yield entry
 
 
 def temporary_prefix(pid: int) -> str:

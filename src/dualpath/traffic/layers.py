@@ -6,7 +6,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from dualpath.errors import DeadlineExceeded
 from dualpath.kvcache.layout import BlockGeometry
 from dualpath.traffic.slices import Slices, frame_slices
 from dualpath.transport.base import Completion, CopyBatch, Operation, Transport
+from dualpath.transport.slice_list import SliceList
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +65,18 @@ class StreamStatistics:
     bytes: dict[TrafficClass, int]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Direction:
-    """Layer 0's slices of all loads, or all stores, by remote region."""
+    """Layer 0's slices of all loads, or all stores, by remote region; ``layer_bytes`` together."""
 
     operation: Operation
-    slices: dict[str, Slices] = field(default_factory=dict)
+    slices: dict[str, SliceList]
+    layer_bytes: int
 
     def batches(self, frames: LayerFrames, geometry: BlockGeometry, layer: int) -> list[CopyBatch]:
         frame_bytes = frames.rows * geometry.token_layer_bytes
-        shift = np.array((layer % frames.count * frame_bytes, layer * geometry.layer_block_bytes, 0), dtype=np.int64)
-        return [CopyBatch(self.operation, frames.region, remote, base + shift) for remote, base in self.slices.items()]
-
-    @property
-    def layer_bytes(self) -> int:
-        return sum(int(base[:, 2].sum()) for base in self.slices.values())
+        shift = layer % frames.count * frame_bytes, layer * geometry.layer_block_bytes
+        return [CopyBatch(self.operation, frames.region, remote, base, shift) for remote, base in self.slices.items()]
 
 
 class LayerStream:
@@ -222,7 +220,8 @@ def _directions(chunks: Iterable[ChunkTransfer], geometry: BlockGeometry, prefil
 
 
 def _direction(operation: Operation, slices: dict[str, list[Slices]]) -> _Direction:
-    return _Direction(operation, {region: np.concatenate(parts) for region, parts in slices.items()})
+    lists = {region: SliceList(np.concatenate(parts)) for region, parts in slices.items()}
+    return _Direction(operation, lists, sum(one.bytes for one in lists.values()))
 
 
 def _all_done(completions: Sequence[Completion]) -> Future[None]:

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from dualpath.transport.slice_list import SliceList
+
 
 class Operation(StrEnum):
     """One-sided semantics: the poster drives both directions, the peer's processor takes no part."""
@@ -49,14 +51,16 @@ class CopyBatch:
     """Many slices between one local and one remote region (names of registered and attached regions).
 
     The poster's own regions may stand on the remote side too: a local copy is a transfer to oneself (paper section 5).
-    ``copies`` may be an int64 array ``[n, 3]`` with the columns of ``Copy``: what posts many slices is faster so. It must
-    not change, and slices must not overlap, until the post is done.
+    ``copies`` may be an int64 array ``[n, 3]`` with the columns of ``Copy``, or a ``SliceList``: what posts the same slices
+    at several places is faster so. ``shift`` is added to local and remote offsets. Nothing may change, and slices must not
+    overlap, until the post is done.
     """
 
     operation: Operation
     local: str
     remote: str
-    copies: Sequence[Copy] | npt.NDArray[np.int64]
+    copies: Sequence[Copy] | npt.NDArray[np.int64] | SliceList
+    shift: tuple[int, int] = (0, 0)
 
 
 class Completion(Future[None]):

@@ -9,13 +9,11 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from dualpath.clock import Clock, MonotonicClock
 from dualpath.errors import TransportError
-from dualpath.transport.base import Completion, Copy, CopyBatch, Operation, RegionDescriptor
-from dualpath.transport.copying import Memory, checked_slices, copy_slices, joined_slices, memory_of
+from dualpath.transport.base import Completion, CopyBatch, Operation, RegionDescriptor
+from dualpath.transport.copying import Memory, copy_runs, memory_of
+from dualpath.transport.slice_list import SliceList
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,23 +27,24 @@ class _Region:
 class _Part:
     """A batch with its regions looked up; holding their memory keeps it alive until the copy is done."""
 
-    operation: Operation
+    batch: CopyBatch
     local: Memory
     remote: Memory
-    copies: Sequence[Copy] | npt.NDArray[np.int64]
 
-    def checked(self) -> _Part:
-        slices = checked_slices(self.copies, self.local.bytes, self.remote.bytes)
-        return _Part(self.operation, self.local, self.remote, joined_slices(slices))
+    def checked(self) -> SliceList:
+        copies = self.batch.copies
+        slices = copies if isinstance(copies, SliceList) else SliceList(copies)
+        slices.check(self.batch.shift, self.local.bytes, self.remote.bytes)
+        return slices
 
-    def copy(self) -> int:
+    def copy(self, slices: SliceList) -> int:
         """Bytes moved."""
-        local_offsets, remote_offsets, lengths = np.asarray(self.copies).T
-        if self.operation is Operation.READ:
-            copy_slices(self.local, self.remote, local_offsets, remote_offsets, lengths)
+        local_shift, remote_shift = self.batch.shift
+        if self.batch.operation is Operation.READ:
+            copy_runs(self.local, self.remote, slices.runs, local_shift, remote_shift)
         else:
-            copy_slices(self.remote, self.local, remote_offsets, local_offsets, lengths)
-        return int(lengths.sum())
+            copy_runs(self.remote, self.local, slices.turned, remote_shift, local_shift)
+        return slices.bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,7 +57,7 @@ class _Post:
         started_s = clock.now()
         try:
             checked = [part.checked() for part in self.parts]
-            self.completion.bytes = sum(part.copy() for part in checked)
+            self.completion.bytes = sum(part.copy(slices) for part, slices in zip(self.parts, checked, strict=True))
         except TransportError as error:
             self.completion.set_exception(error)
         except Exception as error:  # a device error: the poster has to hear of it, and the thread has to go on
@@ -143,9 +142,7 @@ class MappedTransport(ABC):
     def post(self, batches: Sequence[CopyBatch]) -> Completion:
         """See ``Transport``."""
         try:
-            post = _Post(
-                [_Part(b.operation, self._find(b.local).memory, self._find(b.remote).memory, b.copies) for b in batches]
-            )
+            post = _Post([_Part(one, self._find(one.local).memory, self._find(one.remote).memory) for one in batches])
             with self._lock:
                 self._check_open()
                 self._posts.put(post)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from dualpath.clock import ManualClock
@@ -16,6 +15,7 @@ from dualpath.kvcache.layout import BlockGeometry
 from dualpath.traffic.layers import ChunkTransfer, LayerFrames, LayerStream
 from dualpath.transport.base import Completion, CopyBatch, Operation
 from dualpath.transport.memory import MemoryBoard, MemoryTransport
+from dualpath.transport.slice_list import SliceList
 from dualpath.types import ReadShare
 
 GEOMETRY = BlockGeometry(layers=4, block_tokens=2, token_layer_bytes=8)
@@ -45,9 +45,14 @@ class HeldTransport:
         """Load or store, and layer (by the buffer offset of block 0 in slot 0)."""
         names = {Operation.READ: "load", Operation.WRITE: "store"}
         return [
-            (names[batches[0].operation], int(np.asarray(batches[0].copies)[0, 1]) // GEOMETRY.layer_block_bytes)
-            for batches, _ in self.posts
+            (names[batches[0].operation], _slices(batches[0])[0][1] // GEOMETRY.layer_block_bytes) for batches, _ in self.posts
         ]
+
+
+def _slices(batch: CopyBatch) -> list[list[int]]:
+    assert isinstance(batch.copies, SliceList)
+    slices: list[list[int]] = batch.copies.at(batch.shift).tolist()
+    return slices
 
 
 def _chunk(turn: Plan, kv_row: int = 0) -> ChunkTransfer:
@@ -126,11 +131,11 @@ def test_slices_are_blocks_of_the_right_frame_and_layer() -> None:
     stream.start()
     stream.computed(0)
     slot, frame = GEOMETRY.slot_bytes, 16 * 8
-    assert np.asarray(transport.posts[1][0][0].copies).tolist() == [
+    assert _slices(transport.posts[1][0][0]) == [
         [frame + 24, 7 * slot + 16, 16],
         [frame + 40, 5 * slot + 16, 16],
     ]
-    assert np.asarray(transport.posts[2][0][0].copies).tolist() == [
+    assert _slices(transport.posts[2][0][0]) == [
         [24, slot, 16],
         [40, 2 * slot, 16],
         [56, 0, 8],

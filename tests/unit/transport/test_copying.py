@@ -1,4 +1,4 @@
-"""The copy engine: what is checked, what is joined, what is moved."""
+"""The copy engine: what is moved, between which memories."""
 
 from __future__ import annotations
 
@@ -7,45 +7,17 @@ import ctypes
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dualpath.errors import SettingsError, TransportError
-from dualpath.transport.base import Copy
-from dualpath.transport.copying import (
-    DeviceMemory,
-    HostMemory,
-    Memory,
-    checked_slices,
-    copy_slices,
-    evenly_spaced,
-    joined_slices,
-    memory_of,
-)
+from dualpath.transport.copying import DeviceMemory, HostMemory, Memory, copy_runs, memory_of
 from dualpath.transport.registry import create_transport
+from dualpath.transport.slice_list import SliceList
 
 torch.set_num_threads(1)
 
 
 def _bytes(memory: Memory) -> bytes:
     return bytes(memory.tensor().numpy())
-
-
-def test_slices_are_checked_against_both_regions() -> None:
-    assert checked_slices([Copy(0, 5, 5), Copy(5, 0, 0)], 5, 10).tolist() == [[0, 5, 5], [5, 0, 0]]
-    assert checked_slices([], 5, 10).shape == (0, 3)
-    with pytest.raises(TransportError, match="slice 1 "):
-        checked_slices([Copy(0, 5, 5), Copy(1, 0, 5)], 5, 10)
-    with pytest.raises(TransportError, match="not slices"):
-        checked_slices(np.zeros(4, dtype=np.int64), 5, 10)
-
-
-def test_only_slices_adjacent_on_both_sides_are_joined() -> None:
-    slices = np.array([(0, 100, 4), (4, 104, 4), (8, 108, 2), (10, 200, 4), (50, 204, 4), (54, 208, 1)], dtype=np.int64)
-    assert joined_slices(slices).tolist() == [[0, 100, 10], [10, 200, 4], [50, 204, 5]]
-    assert joined_slices(slices[:1]).tolist() == [[0, 100, 4]]
-    apart = slices[::3]
-    assert joined_slices(apart) is apart
 
 
 def _random_copy(destination: Memory, source: Memory, count: int = 3000) -> bytes:
@@ -58,7 +30,7 @@ def _random_copy(destination: Memory, source: Memory, count: int = 3000) -> byte
     content = _bytes(source)
     for target, start, length in zip(to, from_, lengths, strict=True):
         expected[target : target + length] = content[start : start + length]
-    copy_slices(destination, source, to, from_, lengths)
+    copy_runs(destination, source, SliceList(np.column_stack((to, from_, lengths))).runs)
     return bytes(expected)
 
 
@@ -98,33 +70,3 @@ def test_transports_are_found_by_name() -> None:
     transport.close()
     with pytest.raises(SettingsError, match="pigeon"):
         create_transport("pigeon", "prefill-0")
-
-
-def test_evenly_spaced_slices_are_found() -> None:
-    to = np.array([0, 4, 8, 12, 100, 104, 300, 290, 280, 0], dtype=np.int64)
-    from_ = np.array([0, 40, 80, 120, 7, 11, 50, 60, 70, 500], dtype=np.int64)
-    lengths = np.array([4, 4, 4, 4, 4, 4, 4, 4, 4, 3], dtype=np.int64)
-    assert evenly_spaced(to, from_, lengths) == [(0, 4), (4, 2), (6, 1), (7, 1), (8, 1), (9, 1)]
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 3)), max_size=30),
-)
-@settings(deadline=None)
-def test_every_slice_is_copied_whatever_the_spacing(gaps: list[tuple[int, int, int]]) -> None:
-    to, from_, lengths = [], [], []
-    to_end = from_end = 0
-    for to_gap, from_gap, length in gaps:
-        to.append(to_end + to_gap)
-        from_.append(from_end + from_gap)
-        lengths.append(length)
-        to_end, from_end = to[-1] + length, from_[-1] + length
-    source = HostMemory(np.arange(from_end + 1, dtype=np.uint8))
-    destination, expected = HostMemory(np.zeros(to_end + 1, np.uint8)), np.zeros(to_end + 1, np.uint8)
-    for target, start, length in zip(to, from_, lengths, strict=True):
-        expected[target : target + length] = source.array[start : start + length]
-    arrays = [np.array(values, dtype=np.int64) for values in (to, from_, lengths)]
-    copy_slices(destination, source, arrays[0], arrays[1], arrays[2])
-    assert (destination.array == expected).all()
-    runs = evenly_spaced(arrays[0], arrays[1], arrays[2])
-    assert [index for first, count in runs for index in range(first, first + count)] == list(range(len(gaps)))
