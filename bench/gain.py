@@ -85,18 +85,27 @@ SETUPS: dict[str, tuple[Setup, list[Claim]]] = {
     "2P2D": (
         Setup(
             "2P2D, balance of the SNICs",
-            ("basic", "dualpath"),
+            ("dualpath",),
             {"prefill": 2, "decode": 2, "snic_bandwidth": "12MB/s"},
             STORAGE_BOUND,
         ),
         [Claim("SNIC traffic max/mean", balance("dualpath"), 1.1, at_most=True)],
     ),
     "oracle": (
-        Setup("storage not the limit, demo model", ("dualpath", "oracle"), {"snic_bandwidth": "400MB/s"}, STORAGE_BOUND),
+        Setup(
+            "storage not the limit, demo model, agents that write more than they read",
+            ("dualpath", "oracle"),
+            {"snic_bandwidth": "400MB/s", "block_tokens": 64},
+            {"agents": 30, "turns": 20, "first_tokens": 300, "append_tokens": 24, "output_tokens": 40, "spread": 0.1},
+        ),
         [
             Claim("busiest SNIC", busiest("dualpath"), 0.5, at_most=True),
             Claim("DualPath against Oracle", speedup("oracle", "dualpath"), 1.25, at_most=True),
         ],
+    ),
+    "oracle-short": (
+        Setup("the same, generating 5 tokens a turn", ("dualpath", "oracle"), {"snic_bandwidth": "400MB/s"}, STORAGE_BOUND),
+        [Claim("busiest SNIC", busiest("dualpath"), 0.5, at_most=True)],
     ),
     "oracle-heavy": (
         Setup(

@@ -1,9 +1,10 @@
 """The ablation ladder on this machine: what each step brings where it can show (paper Fig. 12, right).
 
-    python bench/ladder.py [--only layerwise,path,scheduling] [--json out.json]
+    python bench/ladder.py [--only layerwise,path,scheduling,split] [--json out.json]
 
 Basic → +layerwise → +second path → +scheduling → +split. Each step is measured against the one before it, on a set-up
-where the resource that it frees is the limit: device KV of the prefill engine, one storage NIC, skewed load on four nodes.
+where the resource that it frees is the limit: device KV of the prefill engine, one storage NIC, skewed load on four nodes,
+the time of a single read.
 """
 
 from __future__ import annotations
@@ -24,16 +25,23 @@ SETUPS = {
     "layerwise": Setup(
         "1P1D, the prefill engine's KV memory holds one request at a time without layerwise prefill",
         LADDER[:2],
-        {"snic_bandwidth": "400MB/s", "prefill_kv_memory": "5MiB", "max_len": 1200},
-        AGENTS,
+        {"snic_bandwidth": "400MB/s", "prefill_kv_memory": "5MiB", "max_len": 640},
+        {**AGENTS, "first_tokens": 300, "append_tokens": 8, "output_tokens": 2},
+        {"layers": 8},
     ),
     "path": Setup("1P1D, storage-bound", LADDER[1:3], {"snic_bandwidth": "20MB/s"}, AGENTS),
     "scheduling": Setup(
-        "2P2D, storage-bound, every second agent with three times the context",
-        LADDER[2:],
-        {"prefill": 2, "decode": 2, "snic_bandwidth": "10MB/s"},
+        "2P2D, storage-bound, half of the agents with three times the context",
+        LADDER[2:4],
+        {"prefill": 2, "decode": 2, "snic_bandwidth": "12MB/s"},
         AGENTS,
         skew=2.0,
+    ),
+    "split": Setup(
+        "2P2D, as many agents as engines: each waits for its own reads",
+        LADDER[3:],
+        {"prefill": 2, "decode": 2, "snic_bandwidth": "12MB/s"},
+        {**AGENTS, "agents": 4, "turns": 24, "first_tokens": 800},
     ),
 }
 

@@ -43,14 +43,15 @@ class Setup:
     seed: int = 1
 
     def trajectories(self) -> list[Trajectory]:
-        """The agents; with ``skew`` s, every second one has 1 + s times the context of the others."""
+        """The agents; with ``skew`` s, half of them, in random order, begin with 1 + s times the context of the others."""
         if not self.skew:
             return demo_trajectories(random.Random(self.seed), **self.shape)
         half = {**self.shape, "agents": self.shape["agents"] // 2}
         long = {**half, "first_tokens": int(half["first_tokens"] * (1 + self.skew))}
         short_ones = demo_trajectories(random.Random(self.seed), **half)
         long_ones = demo_trajectories(random.Random(self.seed + 1), **long)
-        mixed = [one for pair in zip(short_ones, long_ones, strict=True) for one in pair]
+        mixed = [*short_ones, *long_ones]
+        random.Random(self.seed).shuffle(mixed)
         return [Trajectory(f"agent-{number}", one.turns) for number, one in enumerate(mixed)]
 
 

@@ -57,13 +57,17 @@ def recompute_is_faster(share: ReadShare, prefill: ReadQueue, decode: ReadQueue,
 
 
 class ReadSide:
-    """A read-side policy; it remembers only whose turn it is when sides alternate."""
+    """A read-side policy; it remembers only whose turn it is when sides alternate.
+
+    Each pair of nodes alternates for itself: one turn for all would run in step with engines that are placed in turn, and
+    half of the nodes would read everything.
+    """
 
     def __init__(self, policy: ReadSidePolicy, block_tokens: int) -> None:
-        self._prefill_turn = False
+        self._decode_next: dict[tuple[ReadQueue, ReadQueue], bool] = {}
         policies: dict[ReadSidePolicy, Callable[[int, ReadQueue, ReadQueue], ReadShare]] = {
             ReadSidePolicy.PREFILL: lambda hit_tokens, _prefill, _decode: ReadShare(hit_tokens, 0),
-            ReadSidePolicy.ROUND_ROBIN: lambda hit_tokens, _prefill, _decode: self._in_turn(hit_tokens),
+            ReadSidePolicy.ROUND_ROBIN: self._in_turn,
             ReadSidePolicy.SHORTER_QUEUE: shorter_queue,
             ReadSidePolicy.SPLIT: lambda hit_tokens, prefill, decode: split(hit_tokens, prefill, decode, block_tokens),
         }
@@ -82,6 +86,7 @@ class ReadSide:
             return ReadShare(prefill_buffer_tokens, hit_tokens - prefill_buffer_tokens)
         return share
 
-    def _in_turn(self, hit_tokens: int) -> ReadShare:
-        self._prefill_turn = not self._prefill_turn
-        return ReadShare(hit_tokens, 0) if self._prefill_turn else ReadShare(0, hit_tokens)
+    def _in_turn(self, hit_tokens: int, prefill: ReadQueue, decode: ReadQueue) -> ReadShare:
+        by_decode = self._decode_next.get((prefill, decode), False)
+        self._decode_next[prefill, decode] = not by_decode
+        return ReadShare(0, hit_tokens) if by_decode else ReadShare(hit_tokens, 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from dualpath.scheduling.readside import ReadQueue, ReadSide, recompute_is_faster, split
@@ -23,6 +25,22 @@ def test_prefill_only() -> None:
 def test_round_robin_alternates_from_the_prefill_side() -> None:
     expected = [ReadShare(HIT, 0), ReadShare(0, HIT)] * 2
     assert shares(ReadSidePolicy.ROUND_ROBIN, ReadQueue(1.0), ReadQueue(1.0), 4) == expected
+
+
+@pytest.mark.parametrize("prefills", [1, 2, 3, 4])
+@pytest.mark.parametrize("decodes", [1, 2, 3, 4])
+def test_round_robin_over_engines_in_turn_uses_every_node(prefills: int, decodes: int) -> None:
+    """Sides and engines in turn must not run in step: every node of a role reads as much as the others."""
+    side = ReadSide(ReadSidePolicy.ROUND_ROBIN, 64)
+    nodes = [ReadQueue(1.0) for _ in range(prefills)], [ReadQueue(1.0) for _ in range(decodes)]
+    read: Counter[ReadQueue] = Counter()
+    for turn in range(2 * prefills * decodes):
+        prefill, decode = nodes[0][turn % prefills], nodes[1][turn % decodes]
+        share = side.share(HIT, prefill, decode, PLENTY)
+        read[prefill] += share.prefill_tokens
+        read[decode] += share.decode_tokens
+    assert {read[node] for node in nodes[0]} == {decodes * HIT}
+    assert {read[node] for node in nodes[1]} == {prefills * HIT}
 
 
 @pytest.mark.parametrize(("prefill", "decode", "reads"), [(100, 101, "prefill"), (101, 100, "decode"), (7, 7, "prefill")])

@@ -18,7 +18,7 @@ def test_slices_are_checked_against_both_regions_wherever_they_are_moved() -> No
     slices.check((0, 0), 5, 10)
     slices.check((1, -0), 6, 10)
     for shift in ((1, 0), (0, 1), (-1, 0), (0, -1)):
-        with pytest.raises(TransportError, match="slice . .*outside its region"):
+        with pytest.raises(TransportError, match=r"slice . .*outside its region"):
             slices.check(shift, 5, 10)
     with pytest.raises(TransportError, match=r"slice 1 \(5 bytes at 1 of 5 locally, at 0 of 10 remotely\)"):
         SliceList([Copy(0, 5, 5), Copy(1, 0, 5)]).check((0, 0), 5, 10)
