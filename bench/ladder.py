@@ -3,8 +3,8 @@
     python bench/ladder.py [--only layerwise,path,scheduling,split] [--json out.json]
 
 Basic → +layerwise → +second path → +scheduling → +split. Each step is measured against the one before it, on a set-up
-where the resource that it frees is the limit: device KV of the prefill engine, one storage NIC, skewed load on four nodes,
-the time of a single read.
+where the resource that it frees is the limit: device KV of the prefill engine, one storage NIC, device KV of
+the decode engines under skewed load, the time of a single read.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ SETUPS = {
     ),
     "path": Setup("1P1D, storage-bound", LADDER[1:3], {"snic_bandwidth": "20MB/s"}, AGENTS),
     "scheduling": Setup(
-        "2P2D, storage-bound, half of the agents with three times the context",
+        "2P2D, decode memory for few requests, half of the agents with four times the context",
         LADDER[2:4],
-        {"prefill": 2, "decode": 2, "snic_bandwidth": "12MB/s"},
-        AGENTS,
-        skew=2.0,
+        {"prefill": 2, "decode": 2, "snic_bandwidth": "16MB/s", "max_len": 2400, "decode_kv_memory": "10MiB"},
+        {**AGENTS, "agents": 16, "turns": 12, "output_tokens": 12},
+        skew=3.0,
     ),
     "split": Setup(
         "2P2D, as many agents as engines: each waits for its own reads",
