@@ -211,7 +211,7 @@ class Rig:
         self._submitted += 1
         submit = Submit(
             request_id=f"client-1/{self._submitted}",
-            prompt=self._prompt[: tokens * TOKEN_BYTES],
+            prompt=memoryview(self._prompt)[: tokens * TOKEN_BYTES],
             keys=chain[: hit * KEY_BYTES] + self._random.randbytes(MISSED_BLOCKS * KEY_BYTES),
             sampling=SamplingParams(max_tokens=OUTPUT_TOKENS),
             first_position=0,

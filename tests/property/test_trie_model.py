@@ -1,5 +1,6 @@
 """The prefix index against a model that searches everything."""
 
+import itertools
 from dataclasses import dataclass
 
 from hypothesis import settings
@@ -60,16 +61,16 @@ class IndexModel(RuleBasedStateMachine):
 
     @rule(path=PATHS)
     def begin_chain(self, path: Path) -> None:
-        for prefix in prefixes(path):
-            new = self.index.begin_write(key(prefix), key(prefix[:-1]) if prefix[:-1] else None, len(prefix) - 1)
-            assert new == (prefix not in self.blocks)
-            if new:
-                self.blocks[prefix] = Block(use=self.next_use())
+        chain = list(prefixes(path))
+        missing = [prefix not in self.blocks for prefix in chain]
+        assert self.index.begin_write([key(prefix) for prefix in chain], None, 0) == missing
+        for prefix in itertools.compress(chain, missing):
+            self.blocks[prefix] = Block(use=self.next_use())
 
     @rule(path=PATHS)
     def begin_without_ancestors(self, path: Path) -> None:
         if path not in self.blocks and path[:-1] and path[:-1] not in self.blocks:
-            assert not self.index.begin_write(key(path), key(path[:-1]), len(path) - 1)
+            assert self.index.begin_write([key(path)], key(path[:-1]), len(path) - 1) == [False]
 
     @rule(path=PATHS)
     def publish_one(self, path: Path) -> None:

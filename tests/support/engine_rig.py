@@ -218,7 +218,7 @@ def assignment(
     keys = b"".join(block_keys(NAMESPACE.digest, prompt, GEOMETRY.block_tokens))
     return Assign(
         sequence=1,
-        submit=Submit(request_id, prompt, keys, sampling, 0, "client", timeout_s),
+        submit=Submit(request_id, memoryview(prompt), keys, sampling, 0, "client", timeout_s),
         prefill="prefill-0.0",
         decode="decode-0.0",
         prefill_address="at prefill-0.0",

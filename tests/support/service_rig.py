@@ -138,7 +138,9 @@ class ServiceRig:
     ) -> Sent:
         sampling = SamplingParams(max_tokens=max_tokens)
         packed = array("I", tokens).tobytes()
-        return self.say(client, Submit(request_id, packed, b"".join(chain(tokens)), sampling, 0, "at client", timeout_s))
+        return self.say(
+            client, Submit(request_id, memoryview(packed), b"".join(chain(tokens)), sampling, 0, "at client", timeout_s)
+        )
 
     def place(self, request_id: str, tokens: Sequence[int], client: str = "client-0") -> Assign:
         """Submit a turn that is placed at once."""

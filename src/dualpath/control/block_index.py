@@ -101,23 +101,16 @@ class BlockIndex:
 
     def begin_write(self, request: WriteRequest, writer: str) -> tuple[bool, ...]:
         """Which of the blocks the writer is to write; the others are there already, or there is no room for them."""
-        keys = [BlockKey(key) for key in split_keys(request.keys)]
-        room = self._make_room(len(keys))
+        keys = split_keys(request.keys)
         parent = None if request.parent is None else BlockKey(request.parent)
-        wanted: list[bool] = []
-        for depth, key in enumerate(keys, start=request.depth):
-            new = room > 0 and self._index.begin_write(key, parent, depth)
-            if new:
-                room -= 1
-                self._writers[key] = writer
-            wanted.append(new)
-            parent = key
+        wanted = self._index.begin_write(keys, parent, request.depth, self._make_room(len(keys)))
+        self._writers.update((key, writer) for key, new in zip(keys, wanted, strict=True) if new)
         return tuple(wanted)
 
     def written(self, result: WriteResult) -> list[TurnRecord]:
         """Publish or abandon what was granted; the turns that waited for it."""
-        published = [BlockKey(key) for key in split_keys(result.published)]
-        failed = [BlockKey(key) for key in split_keys(result.failed)]
+        published = split_keys(result.published)
+        failed = split_keys(result.failed)
         self._delete(self._index.publish(published))
         for key in failed:
             self._delete(self._index.abandon(key))
@@ -138,7 +131,7 @@ class BlockIndex:
     def lost(self, joined: bytes) -> None:
         """Blocks that turned out missing or corrupt."""
         for key in split_keys(joined):
-            self._delete(self._index.remove_lost(BlockKey(key)) or [BlockKey(key)])
+            self._delete(self._index.remove_lost(key) or [key])
 
     def _settled(self, keys: Iterable[BlockKey]) -> list[TurnRecord]:
         turns: list[TurnRecord] = []

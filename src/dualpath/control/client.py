@@ -233,7 +233,7 @@ class ClusterClient:
         self._scheduler.send(
             Submit(
                 request_id=turn.request_id,
-                prompt=packed,
+                prompt=memoryview(packed),
                 keys=b"".join(keys),
                 sampling=turn.sampling,
                 first_position=len(turn.tokens),

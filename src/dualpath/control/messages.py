@@ -6,11 +6,14 @@ never points in time, cross process borders, since clocks differ between hosts.
 
 from __future__ import annotations
 
+from typing import cast
+
 import msgspec
 
 from dualpath.control.turns import ClusterStatus, EngineStatus, SamplingParams, TokenEvent
 from dualpath.errors import ProtocolError
 from dualpath.kvcache.chain import KEY_BYTES
+from dualpath.types import BlockKey
 
 
 class Message(msgspec.Struct, array_like=True, tag=True):
@@ -27,13 +30,13 @@ class ClientPing(Message):
 class Submit(Message):
     """One attempt of a turn.
 
-    ``prompt`` is uint32 little-endian tokens, ``keys`` the concatenated block keys of its whole blocks,
-    ``first_position`` the output tokens that earlier attempts gave (they are part of ``prompt``), ``reply_to`` where
-    engines send tokens, ``timeout_s`` what is left of the turn's life.
+    ``prompt`` is uint32 little-endian tokens (a view: decoding copies no prompts), ``keys`` the concatenated block keys of
+    its whole blocks, ``first_position`` the output tokens that earlier attempts gave (they are part of ``prompt``),
+    ``reply_to`` where engines send tokens, ``timeout_s`` what is left of the turn's life.
     """
 
     request_id: str
-    prompt: bytes
+    prompt: memoryview
     keys: bytes
     sampling: SamplingParams
     first_position: int
@@ -335,6 +338,6 @@ class Decoder:
         return message
 
 
-def split_keys(joined: bytes) -> list[bytes]:
+def split_keys(joined: bytes) -> list[BlockKey]:
     """The keys in a concatenation."""
-    return [joined[start : start + KEY_BYTES] for start in range(0, len(joined), KEY_BYTES)]
+    return cast("list[BlockKey]", [joined[start : start + KEY_BYTES] for start in range(0, len(joined), KEY_BYTES)])

@@ -36,7 +36,7 @@ from dualpath.engine.reclaim import Reclaim
 from dualpath.errors import DualPathError
 from dualpath.traffic.manager import TrafficManager
 from dualpath.traffic.reads import Reading
-from dualpath.types import BlockKey, ReadShare, Side
+from dualpath.types import ReadShare, Side
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ class DecodeEngine:
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def _assign(self, assign: Assign) -> None:
-        tokens = array("I", assign.submit.prompt)
+        tokens = array("I", bytes(assign.submit.prompt))
         share = ReadShare(assign.read_prefill_tokens, assign.read_decode_tokens)
         settings = self._spec.settings
         turn = DecodeTurn(
@@ -203,7 +203,7 @@ class DecodeEngine:
                 handover = turn.handover.result()
                 self._member.spawn(turn.writer.run())
                 hit_blocks = handover.cached_tokens // self._geometry.block_tokens
-                keys = [BlockKey(key) for key in split_keys(turn.assign.submit.keys)]
+                keys = split_keys(turn.assign.submit.keys)
                 turn.writer.start(keys, hit_blocks, turn.slots)
                 turn.position = handover.first.position
                 turn.tokens.append(handover.first.token)
@@ -242,7 +242,7 @@ class DecodeEngine:
         block_tokens = self._geometry.block_tokens
         first = turn.assign.read_prefill_tokens // block_tokens
         blocks = range(first, first + turn.assign.read_decode_tokens // block_tokens)
-        keys = [BlockKey(key) for key in split_keys(turn.assign.submit.keys)[blocks.start : blocks.stop]]
+        keys = split_keys(turn.assign.submit.keys)[blocks.start : blocks.stop]
         turn.reading = self._traffic.read(self._buffer, keys, turn.slots[blocks.start : blocks.stop])
         result = await turn.reading
         if result.stalled:

@@ -274,7 +274,7 @@ class PrefillEngine:
         if not self._transfers:
             return []
         blocks = turn.assign.read_prefill_tokens // self._geometry.block_tokens
-        return [BlockKey(key) for key in split_keys(turn.assign.submit.keys)[:blocks]]
+        return split_keys(turn.assign.submit.keys)[:blocks]
 
     async def _read(self, turn: PrefillTurn, keys: list[BlockKey]) -> int:
         """Fill the prefill buffer; the number of usable tokens."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Protocol
 
-from dualpath.kvcache.node import Node, State
+from dualpath.kvcache.node import PENDING, PUBLISHED, REMOVED, WRITTEN, Node
 from dualpath.types import BlockKey
 
 
@@ -87,13 +88,13 @@ class PrefixIndex:
                 low = middle + 1
             else:
                 high = middle
-        if low == 0 or nodes[keys[low - 1]].state is State.PUBLISHED:
+        if low == 0 or nodes[keys[low - 1]].state is PUBLISHED:
             return Match(low, 0)
         present = low
         low, high = 0, present - 1
         while low < high:
             middle = (low + high) // 2
-            if nodes[keys[middle]].state is State.PUBLISHED:
+            if nodes[keys[middle]].state is PUBLISHED:
                 low = middle + 1
             else:
                 high = middle
@@ -128,23 +129,34 @@ class PrefixIndex:
 
     # --- writers --------------------------------------------------------------------------------------------------
 
-    def begin_write(self, key: BlockKey, parent: BlockKey | None, depth: int) -> bool:
-        """Enter a block that is about to be written; whether the caller should write it.
+    def begin_write(self, keys: Sequence[BlockKey], parent: BlockKey | None, depth: int, room: int = sys.maxsize) -> list[bool]:
+        """Enter a piece of a chain that is about to be written, ``room`` new blocks at most; which of them to write.
 
-        False: it is stored or being written already, or its parent is not in the index (any more). ``parent`` is None
-        for the first block of a chain, whose ``depth`` is 0.
+        Not those that are stored or being written already, nor any without its parent in the index. ``parent`` is None
+        where the piece begins its chain, at ``depth`` 0.
 
         Raises:
             ValueError: ``depth`` is not one more than the parent's.
         """
-        parent_node = None if parent is None else self._nodes.get(parent)
-        if key in self._nodes or (parent is not None and parent_node is None):
-            return False
-        if depth != (0 if parent_node is None else parent_node.depth + 1):
-            raise ValueError(f"block {key.hex()} cannot have depth {depth}")
-        self._attach(Node(key, parent_node, depth, self._next_use(), State.PENDING))
-        self._pending += 1
-        return True
+        nodes = self._nodes
+        above = None if parent is None else nodes.get(parent)
+        if parent is not None and above is None:
+            return [False] * len(keys)
+        if depth != (0 if above is None else above.depth + 1):
+            raise ValueError(f"{len(keys)} blocks cannot begin at depth {depth}")
+        wanted = [False] * len(keys)
+        for index, key in enumerate(keys):
+            node = nodes.get(key)
+            if node is None:
+                if room <= 0:
+                    break
+                room -= 1
+                wanted[index] = True
+                node = Node(key, above, depth + index, self._next_use(), PENDING)
+                self._attach(node)
+                self._pending += 1
+            above = node
+        return wanted
 
     def publish(self, keys: Sequence[BlockKey]) -> list[BlockKey]:
         """Make written blocks visible, each as soon as its parent is; ``keys`` of one chain come in chain order.
@@ -156,8 +168,8 @@ class PrefixIndex:
             node = self._nodes.get(key)
             if node is None:
                 strays.append(key)
-            elif node.state is State.PENDING:
-                node.state = State.WRITTEN
+            elif node.state is PENDING:
+                node.state = WRITTEN
                 self._publish_written(node)
         return strays
 
@@ -167,7 +179,7 @@ class PrefixIndex:
         A block that was published by another writer meanwhile stays.
         """
         node = self._nodes.get(key)
-        return [] if node is None or node.state is State.PUBLISHED else self._drop_subtree(node)
+        return [] if node is None or node.state is PUBLISHED else self._drop_subtree(node)
 
     def remove_lost(self, key: BlockKey) -> list[BlockKey]:
         """Drop a block that turned out unreadable, and everything below it; returns the keys dropped, children first."""
@@ -182,8 +194,9 @@ class PrefixIndex:
         A block that becomes a leaf inherits its last child's use. The order returned is a safe order to delete in.
         """
         evicted: list[BlockKey] = []
-        while self._queue and len(evicted) < blocks_to_free:
-            last_use, _, node = heappop(self._queue)
+        queue = self._queue
+        while queue and len(evicted) < blocks_to_free:
+            last_use, _, node = heappop(queue)
             node.queued = False
             if not self._is_evictable(node):
                 continue
@@ -193,7 +206,8 @@ class PrefixIndex:
             evicted.append(node.key)
             self._detach(node)
             if (parent := node.parent) is not None:
-                parent.last_use = max(parent.last_use, node.last_use)
+                if parent.last_use < last_use:
+                    parent.last_use = last_use
                 self._enqueue(parent)
         self._evictions += len(evicted)
         return evicted
@@ -226,22 +240,27 @@ class PrefixIndex:
 
     def _publish_written(self, node: Node) -> None:
         """Publish ``node`` and what waits below it, if its own parent is published."""
-        if node.parent is not None and node.parent.state is not State.PUBLISHED:
+        if node.parent is not None and node.parent.state is not PUBLISHED:
             return
         ready = [node]
         while ready:
             node = ready.pop()
-            node.state = State.PUBLISHED
+            node.state = PUBLISHED
             self._pending -= 1
-            self._enqueue(node)
-            ready.extend(child for child in node.children() if child.state is State.WRITTEN)
+            child = node.first_child
+            if child is None:
+                self._enqueue(node)
+            while child is not None:
+                if child.state is WRITTEN:
+                    ready.append(child)
+                child = child.next_sibling
 
     def _drop_subtree(self, root: Node) -> list[BlockKey]:
         order = [root]
         for node in order:
             order.extend(node.children())
         for node in reversed(order):
-            self._pending -= node.state is not State.PUBLISHED
+            self._pending -= node.state is not PUBLISHED
             self._detach(node)
         if root.parent is not None:
             self._enqueue(root.parent)
@@ -251,7 +270,7 @@ class PrefixIndex:
         parent = None if block.parent is None else self._nodes.get(block.parent)
         if (parent is None) != (block.parent is None) or block.depth != (0 if parent is None else parent.depth + 1):
             return False
-        self._attach(Node(block.key, parent, block.depth, use, State.PUBLISHED))
+        self._attach(Node(block.key, parent, block.depth, use, PUBLISHED))
         return True
 
     def _attach(self, node: Node) -> None:
@@ -269,7 +288,7 @@ class PrefixIndex:
     def _detach(self, node: Node) -> None:
         """Take a leaf out of the index."""
         del self._nodes[node.key]
-        node.state = State.REMOVED
+        node.state = REMOVED
         if node.next_sibling is not None:
             node.next_sibling.previous_sibling = node.previous_sibling
         if node.previous_sibling is not None:
@@ -280,11 +299,11 @@ class PrefixIndex:
             self._leaves -= 1
 
     def _is_evictable(self, node: Node) -> bool:
-        return node.state is State.PUBLISHED and node.first_child is None and node.key not in self._pins
+        return node.state is PUBLISHED and node.first_child is None and node.key not in self._pins
 
     def _enqueue(self, node: Node) -> None:
         """Queue ``node`` for eviction if it may be evicted and is not queued yet."""
-        if node.queued or not self._is_evictable(node):
+        if node.queued or node.first_child is not None or node.state is not PUBLISHED or node.key in self._pins:
             return
         node.queued = True
         self._queue_number += 1
@@ -300,5 +319,5 @@ class PrefixIndex:
             node.queued = self._is_evictable(node)
             if node.queued:
                 kept.append(entry)
-        self._queue = kept
-        heapify(kept)
+        self._queue[:] = kept
+        heapify(self._queue)

@@ -80,7 +80,7 @@ class CentralScheduler:
 
     def backlogged(self) -> list[GroupName]:
         """Decode groups that may have requests of their own waiting: only their own fetches look at these."""
-        return [name for name, group in self._decode.groups.items() if group.queue]
+        return [group.name for group in self._placer.loads.backlogged()]
 
     def engine_joined(self, engine: EngineDescription) -> list[Decision]:
         """Let an engine take part. If one of this name is known, it is given up first."""

@@ -52,6 +52,7 @@ class LeastLoaded:
         self._groups: dict[int, GroupState] = {}
         self._heap: list[tuple[int, int]] = []
         self._changed: set[GroupState] = set()
+        self._backlog: dict[int, GroupState] = {}
         self.changed: Callable[[GroupState], None] = self._changed.add
 
     def add(self, group: GroupState) -> None:
@@ -61,7 +62,13 @@ class LeastLoaded:
 
     def remove(self, group: GroupState) -> None:
         del self._groups[group.order]
+        self._backlog.pop(group.order, None)
         self._changed.discard(group)
+
+    def backlogged(self) -> list[GroupState]:
+        """Groups that have requests in their private queues (a few have none left but ghosts)."""
+        self._backlog = {order: group for order, group in self._backlog.items() if group.queue}
+        return list(self._backlog.values())
 
     def assign(self, request: RequestState) -> GroupState | None:
         """Put the request into the private queue of the group with the smallest load among those that take it.
@@ -78,6 +85,7 @@ class LeastLoaded:
                 heappop(heap)
             elif group.capacity.holds(request) and (not group.ramping or group.has_open_place()):
                 group.queue.append(request)
+                self._backlog[order] = group
                 group.load_tokens = load = load + request.prompt_tokens
                 request.decode_group = group
                 heapreplace(heap, (load, order))

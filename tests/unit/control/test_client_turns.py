@@ -123,7 +123,7 @@ async def test_a_turn_is_submitted_with_its_keys_and_ends_when_all_tokens_are_th
     rig = Rig()
     turn = asyncio.create_task(collect(rig.begin()))
     submit = await settle(rig, 1)
-    assert array("I", submit.prompt).tolist() == PROMPT
+    assert array("I", bytes(submit.prompt)).tolist() == PROMPT
     assert submit.keys == b"".join(block_keys(NAMESPACE, PROMPT, 4))
     assert (submit.first_position, submit.reply_to) == (0, rig.client._address)
     assert 19.0 < submit.timeout_s <= 20.0
@@ -149,7 +149,7 @@ async def test_a_lost_attempt_is_continued_behind_the_tokens_that_arrived() -> N
     rig.hear(tokens(first.request_id, (0, 10), (1, 11), (3, 13)), TurnLost(first.request_id, "engine-lost", True))
     second = await settle(rig, 2)
     assert second.request_id != first.request_id
-    assert array("I", second.prompt).tolist() == [*PROMPT, 10, 11]
+    assert array("I", bytes(second.prompt)).tolist() == [*PROMPT, 10, 11]
     assert second.keys == b"".join(block_keys(NAMESPACE, [*PROMPT, 10, 11], 4))
     assert second.first_position == 2
     rig.hear(tokens(first.request_id, (2, 66)))  # the old attempt has nothing to say any more

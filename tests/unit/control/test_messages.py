@@ -27,7 +27,14 @@ from dualpath.control.turns import ClusterStatus, EngineStatus, SamplingParams, 
 from dualpath.errors import ProtocolError
 
 SUBMIT = Submit(
-    "a", b"\x01\0\0\0", bytes(16), SamplingParams(temperature=0.5, stop_token_ids=(1, 2)), 3, "ipc:///x", 1.5, "trace"
+    "a",
+    memoryview(b"\x01\0\0\0"),
+    bytes(16),
+    SamplingParams(temperature=0.5, stop_token_ids=(1, 2)),
+    3,
+    "ipc:///x",
+    1.5,
+    "trace",
 )
 EVENT = TokenEvent(0, 7, -0.5, ((7, -0.5), (8, -1.0)), 64)
 EXAMPLES: tuple[tuple[object, tuple[Message, ...]], ...] = (

@@ -66,7 +66,7 @@ class Rig:
 
     def submit(self, request_id: str = "turn") -> list[tuple[str, Message]]:
         prompt = bytes(4 * 10)
-        return self.say("client", Submit(request_id, prompt, b"", SamplingParams(), 0, "at client", 100.0))
+        return self.say("client", Submit(request_id, memoryview(prompt), b"", SamplingParams(), 0, "at client", 100.0))
 
     def pass_time(self, seconds: float, *speakers: str) -> list[tuple[str, Message]]:
         """Tick by tick, with these members heard of at each; everything that is sent."""
@@ -143,7 +143,7 @@ def test_the_turns_of_a_silent_client_are_lost_and_it_is_told_in_case_it_was_onl
 
 
 def test_a_client_that_only_ever_submitted_is_missed_too(rig: Rig) -> None:
-    rig.say("stranger", Submit("turn", bytes(40), b"", SamplingParams(), 0, "at stranger", 100.0))
+    rig.say("stranger", Submit("turn", memoryview(bytes(40)), b"", SamplingParams(), 0, "at stranger", 100.0))
     sent = rig.pass_time(CLIENT_TIMEOUT_S + 1.0, "prefill-0.0", "decode-0.0", "client")
     assert [receiver for receiver, message in sent if isinstance(message, TurnLost)] == ["stranger"]
 

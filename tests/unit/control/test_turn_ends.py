@@ -59,7 +59,7 @@ class Scene:
         prompt = array("I", range(prompt_tokens)).tobytes()
         block_tokens = self.service._spec.settings.cache.block_tokens
         keys = b"".join(block_keys(NAMESPACE.digest, prompt, block_tokens))
-        turn = Submit(request_id, prompt, keys, SamplingParams(), 0, "at client", 60.0)
+        turn = Submit(request_id, memoryview(prompt), keys, SamplingParams(), 0, "at client", 60.0)
         answers = self.tell("client", turn)
         ((name, assign),) = [
             (name, answer) for name, answer in answers if isinstance(answer, Assign) and name.startswith("prefill")

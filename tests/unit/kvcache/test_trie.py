@@ -18,7 +18,7 @@ def chain(name: str, length: int) -> list[BlockKey]:
 
 
 def begin(index: PrefixIndex, keys: list[BlockKey]) -> list[bool]:
-    return [index.begin_write(key, keys[depth - 1] if depth else None, depth) for depth, key in enumerate(keys)]
+    return index.begin_write(keys, None, 0)
 
 
 def stored(index: PrefixIndex, keys: list[BlockKey]) -> list[BlockKey]:
@@ -46,13 +46,21 @@ def test_a_block_is_written_by_one_writer_only() -> None:
 
 def test_a_block_without_its_parent_is_not_to_be_written() -> None:
     index, keys = PrefixIndex(), chain("a", 2)
-    assert not index.begin_write(keys[1], keys[0], 1)
+    assert index.begin_write(keys[1:], keys[0], 1) == [False]
     assert index.blocks == 0
+
+
+def test_no_more_is_to_be_written_than_there_is_room_for() -> None:
+    index, keys = PrefixIndex(), chain("a", 5)
+    stored(index, keys[:2])
+    assert index.begin_write(keys, None, 0, room=2) == [False, False, True, True, False]
+    assert index.begin_write(keys[2:], keys[1], 2, room=0) == [False, False, False]
+    assert index.begin_write(keys[4:], keys[3], 4) == [True]
 
 
 def test_a_wrong_depth_is_refused() -> None:
     with pytest.raises(ValueError, match="depth 3"):
-        PrefixIndex().begin_write(BlockKey(b"a"), None, 3)
+        PrefixIndex().begin_write([BlockKey(b"a")], None, 3)
 
 
 def test_a_block_whose_parent_is_pending_appears_with_it() -> None:
@@ -176,7 +184,7 @@ def test_the_eviction_queue_stays_small_while_chains_grow_block_by_block() -> No
     index = PrefixIndex()
     parent: BlockKey | None = None
     for depth, key in enumerate(chain("a", 10_000)):
-        index.begin_write(key, parent, depth)
+        index.begin_write([key], parent, depth)
         index.publish([key])
         parent = key
     assert len(index._queue) <= 2 + 1024
