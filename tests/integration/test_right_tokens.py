@@ -270,7 +270,7 @@ def test_a_store_much_smaller_than_the_working_set(model: TinyModel, tmp_path: P
         run_agents(model, cluster, prompts, rounds=3, append=40)
         status = wait_idle(cluster)
         assert status.stored_blocks == len(stored_files(cluster)) <= 30
-    assert status.evicted_blocks > 50
+    assert status.evicted_blocks > 30
 
 
 def test_a_decode_pool_so_small_that_turns_give_way(model: TinyModel) -> None:
@@ -379,10 +379,11 @@ def test_bad_blocks_are_recomputed_and_counted(model: TinyModel, system: str, da
 @pytest.mark.parametrize("system", ["basic", "dualpath-split"])
 def test_blocks_that_vanish_while_the_hit_is_being_read(model: TinyModel, system: str) -> None:
     block_bytes = model.geometry(16).full_block_bytes
-    # The storage holds two batches of eight blocks at a time, each for 0.4 s: the tail is read when it has gone.
-    setup = SmallCluster(model, system=system, knobs={"snic_bandwidth": 20 * block_bytes})
+    # The storage holds two batches of sixteen blocks at a time, each for 0.4 s: the tail is read when it has gone.
+    slow = {"snic_bandwidth": 40 * block_bytes}
+    setup = SmallCluster(model, system=system, decode_buffer=80, prefill_buffer=80, rows=1280, knobs=slow)
     with setup.open() as cluster:
-        prompt = random_tokens(90, 570)
+        prompt = random_tokens(90, 1130)
         run_turn(model, cluster, prompt)
         wait_idle(cluster)
         with ThreadPoolExecutor(1) as caller:
@@ -394,7 +395,7 @@ def test_blocks_that_vanish_while_the_hit_is_being_read(model: TinyModel, system
                 path.unlink()
             turn = running.result()
         status = wait_idle(cluster)
-    assert 0 < turn.cached_tokens < 560
+    assert 0 < turn.cached_tokens < 1120
     assert sum(engine.bad_blocks for engine in status.engines) > 0
 
 

@@ -45,8 +45,10 @@ class Runner:
         shape = self.model.shape
         return torch.full((shape.layers, rows, shape.token_layer_bytes), 0x7F, dtype=torch.uint8)
 
-    def prefill(self, buffers: torch.Tensor, segments: Sequence[PrefillSegment], tokens: Sequence[int]) -> torch.Tensor:
-        self.model.begin_prefill(segments)
+    def prefill(
+        self, buffers: torch.Tensor, segments: Sequence[PrefillSegment], tokens: Sequence[int], every_token: bool = True
+    ) -> torch.Tensor:
+        self.model.begin_prefill(segments, every_token=every_token)
         hidden = self.model.embed(torch.tensor(tokens))
         for layer, kv in enumerate(buffers):
             hidden = self.model.prefill_layer(layer, hidden, kv)
@@ -277,6 +279,10 @@ def test_any_shape_and_any_batch(shape: dict[str, Any], requests: list[tuple[int
     expected = [reference_logits(reference, prompt) for prompt in prompts]
     parts = [one[cached:] for one, (cached, _, _) in zip(expected, requests, strict=True)]
     torch.testing.assert_close(logits, torch.cat(parts), rtol=0, atol=FLOAT64_TOLERANCE)
+    written = buffers.clone()
+    last_tokens = runner.prefill(buffers, segments, new_tokens, every_token=False)
+    torch.testing.assert_close(last_tokens, torch.stack([one[-1] for one in expected]), rtol=0, atol=FLOAT64_TOLERANCE)
+    assert torch.equal(buffers, written)
 
     needed = [len(prompt) // PAGE_TOKENS + 1 for prompt in prompts]
     order = torch.randperm(sum(needed), generator=torch.Generator().manual_seed(seed)).tolist()

@@ -115,8 +115,7 @@ class PrefillCompute:
         finishing = batch.finishing()
         if not finishing:
             return {}
-        ends = torch.tensor([chunk.new for chunk in batch.chunks]).cumsum(0) - 1
-        logits = self.model.logits(hidden[ends[finishing].to(hidden.device)])
+        logits = self.model.logits(hidden[finishing])
         submits = [batch.turns[index].assign.submit for index in finishing]
         sampled = sample(
             logits,

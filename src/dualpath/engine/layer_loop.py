@@ -56,7 +56,9 @@ def run_layers(
     frames: FrameMemory,
     stream: LayerStream,
 ) -> torch.Tensor:
-    """Hidden states ``[Σ new, hidden_size]`` after the last layer; the new tokens' KV is on its way when this returns.
+    """Hidden states ``[segments, hidden_size]`` of each segment's last token, after the last layer.
+
+    The new tokens' KV is on its way when this returns.
 
     Runs on the compute thread and blocks there for layers that are not loaded in time.
 

@@ -75,16 +75,21 @@ class RowWrite:
 
 @dataclass(frozen=True, slots=True)
 class PrefillPlan:
-    """What is the same for all layers of one prefill batch."""
+    """What is the same for all layers of one prefill batch.
+
+    ``last_tokens`` are the rows of each segment's last token, and ``last_chunks`` what these alone attend to.
+    """
 
     positions: torch.Tensor
     writes: tuple[RowWrite, ...]
     chunks: tuple[QueryChunk, ...]
+    last_tokens: torch.Tensor
+    last_chunks: tuple[QueryChunk, ...]
 
 
 def plan_prefill(segments: Sequence[PrefillSegment], dtype: torch.dtype, device: torch.device) -> PrefillPlan:
     """Positions, writes and chunks of a batch of segments; there is one at least, and each has a new token at least."""
-    ends = accumulate(segment.new for segment in segments)
+    ends = list(accumulate(segment.new for segment in segments))
     spans = [(segment, end - segment.new) for segment, end in zip(segments, ends, strict=True)]
     mask = _shared_mask(segments, dtype, device)
     positions = [torch.arange(segment.cached, segment.cached + segment.new, device=device) for segment in segments]
@@ -92,6 +97,8 @@ def plan_prefill(segments: Sequence[PrefillSegment], dtype: torch.dtype, device:
         positions=torch.cat(positions),
         writes=tuple(_write(segment, first) for segment, first in spans),
         chunks=tuple(chunk for segment, first in spans for chunk in _chunks(segment, first, mask)),
+        last_tokens=torch.tensor(ends, device=device) - 1,
+        last_chunks=tuple(QueryChunk(slice(index, index + 1), _rows(one), None) for index, one in enumerate(segments)),
     )
 
 
@@ -101,6 +108,10 @@ def _shared_mask(segments: Sequence[PrefillSegment], dtype: torch.dtype, device:
     columns = max((segment.cached + segment.new for segment in continued), default=1)
     queries = max((segment.new for segment in continued), default=1)
     return CausalMask(max(1, min(queries, QUERY_CHUNK, MASK_ELEMENTS // columns)), columns, dtype, device)
+
+
+def _rows(segment: PrefillSegment) -> slice:
+    return slice(segment.kv_start, segment.kv_start + segment.cached + segment.new)
 
 
 def _write(segment: PrefillSegment, first: int) -> RowWrite:
@@ -122,7 +133,9 @@ def _chunks(segment: PrefillSegment, first: int, mask: CausalMask) -> list[Query
     return chunks
 
 
-def prefill_attention(queries: torch.Tensor, rows: torch.Tensor, plan: PrefillPlan, heads: HeadLayout) -> torch.Tensor:
+def prefill_attention(
+    queries: torch.Tensor, rows: torch.Tensor, chunks: Sequence[QueryChunk], heads: HeadLayout
+) -> torch.Tensor:
     """Queries ``[n, kv_heads · group, head_dim]`` over the batch's KV rows, to ``[n, kv_heads · group · head_dim]``.
 
     A group's members stand in the batch dimension and share their KV heads without a copy (an expanded view).
@@ -137,7 +150,7 @@ def prefill_attention(queries: torch.Tensor, rows: torch.Tensor, plan: PrefillPl
             attn_mask=chunk.mask,
             is_causal=chunk.causal,
         )
-        for chunk in plan.chunks
+        for chunk in chunks
     ]
     # Without groups this only renames what the operator has laid out by token already.
     flat = [part.permute(2, 1, 0, 3).reshape(part.shape[2], -1) for part in attended]

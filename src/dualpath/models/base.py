@@ -69,12 +69,16 @@ class CausalModel(Protocol):
         """``[n]`` int64 to hidden states ``[n, hidden_size]``."""
         ...
 
-    def begin_prefill(self, segments: Sequence[PrefillSegment]) -> None:
-        """Fix the batch of the following ``prefill_layer`` calls (positions, rotary tables, masks)."""
+    def begin_prefill(self, segments: Sequence[PrefillSegment], *, every_token: bool = False) -> None:
+        """Fix the batch of the following ``prefill_layer`` calls (positions, rotary tables, masks).
+
+        The last layer gives the hidden states of each segment's last token only, the ones that generation needs, unless
+        those of ``every_token`` are wanted.
+        """
         ...
 
     def prefill_layer(self, layer: int, hidden: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
-        """Hidden states ``[Σ new, hidden_size]`` through one layer.
+        """Hidden states ``[Σ new, hidden_size]`` through one layer; the last one's are ``[segments, hidden_size]``.
 
         ``kv`` is ``[rows, token_layer_bytes]`` uint8, contiguous, the layer's KV of the batch: each segment's new rows
         are written, all of its rows attended to, causally.

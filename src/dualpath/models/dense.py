@@ -48,6 +48,7 @@ class DenseModel:
         self._prefill: PrefillPlan | None = None
         self._decode_batch: DecodeBatch | None = None
         self._decode: DecodePlan | None = None
+        self._every_token = False
 
     @property
     def shape(self) -> ModelShape:
@@ -59,20 +60,27 @@ class DenseModel:
         return functional.embedding(token_ids, self._embedding)
 
     @torch.inference_mode()
-    def begin_prefill(self, segments: Sequence[PrefillSegment]) -> None:
+    def begin_prefill(self, segments: Sequence[PrefillSegment], *, every_token: bool = False) -> None:
         """Fix the batch of the following ``prefill_layer`` calls: positions, rotary tables, masks."""
+        self._every_token = every_token
         self._prefill = plan_prefill(segments, self._shape.dtype, self._device)
         self._angles = self._rotary.at(self._prefill.positions)
 
     @torch.inference_mode()
     def prefill_layer(self, layer: int, hidden: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
-        """Hidden states ``[Σ new, hidden_size]`` through one layer; new rows of ``kv`` are written."""
+        """Hidden states ``[Σ new, hidden_size]`` through one layer; new rows of ``kv`` are written.
+
+        Behind the last layer, what is not generated from is not computed: ``[segments, hidden_size]``.
+        """
         plan = _begun(self._prefill, "begin_prefill")
         rows = self._heads.rows(kv, self._shape.dtype)
         queries, keys_values = self._project(self._layers[layer], hidden)
         for write in plan.writes:
             rows[write.rows] = keys_values[write.states]
-        return self._finish(self._layers[layer], hidden, prefill_attention(queries, rows, plan, self._heads))
+        chunks = plan.chunks
+        if layer == self._shape.layers - 1 and not self._every_token:
+            queries, hidden, chunks = queries[plan.last_tokens], hidden[plan.last_tokens], plan.last_chunks
+        return self._finish(self._layers[layer], hidden, prefill_attention(queries, rows, chunks, self._heads))
 
     @torch.inference_mode()
     def begin_decode(self, batch: DecodeBatch) -> None:

@@ -21,10 +21,9 @@ from dualpath.traffic.writeback import WriteBack
 from dualpath.transport.base import CopyBatch, Transport
 from dualpath.types import BlockKey
 
-_SMALL_BATCH_BYTES, _LARGEST_BATCH_BYTES = 4 * 2**20, 32 * 2**20
-"""Small blocks go to the storage in batches of the first size: each batch costs a round through threads and loop. No batch
-is larger than the second, so that a slow NIC still shows progress well within the stall timeout."""
-_BATCH_BLOCKS = 8
+_BATCH_BYTES = 32 * 2**20
+"""A storage batch is no larger, so that a slow NIC still shows progress well within the stall timeout."""
+_BATCH_BLOCKS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class TrafficManager:
         clock: Clock | None = None,
     ) -> None:
         events = events or TrafficEvents()
-        batch_blocks = _batch_blocks(geometry.full_block_bytes)
+        batch_blocks = max(1, min(_BATCH_BLOCKS, _BATCH_BYTES // geometry.full_block_bytes))
         self.pools: dict[str, SlotPool] = {}
         self.exposed_s = 0.0
         self.transfer_s = 0.0
@@ -184,7 +183,3 @@ class TrafficManager:
             return await copy(self._transport, batch)
         finally:
             self._copies_in_flight -= 1
-
-
-def _batch_blocks(block_bytes: int) -> int:
-    return max(1, min(_BATCH_BLOCKS, _LARGEST_BATCH_BYTES // block_bytes), _SMALL_BATCH_BYTES // block_bytes)
