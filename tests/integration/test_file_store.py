@@ -17,7 +17,7 @@ from dualpath.errors import StorageError, StoreFormatError, StoreInUse
 from dualpath.kvcache.chain import CacheNamespace, block_keys
 from dualpath.storage import block_file
 from dualpath.storage.base import BlockRead, BlockWrite, ReadOutcome, WriteOutcome
-from dualpath.storage.directory import STALE_TEMPORARY_S, block_path
+from dualpath.storage.directory import STALE_TEMPORARY_S, STORE_VERSION, block_path
 from dualpath.storage.files import FileStorage, IndexLease
 from dualpath.storage.hosts import host_tag
 from dualpath.storage.maintenance import clear_store, store_stats, verify_store
@@ -104,7 +104,7 @@ def test_one_root_serves_several_models(root: Path, storage: FileStorage) -> Non
 
 def test_a_store_from_the_future_is_refused_with_both_versions(root: Path, storage: FileStorage) -> None:
     (root / "store.json").write_text(json.dumps({"format": "dualpath-store", "version": 7}))
-    with pytest.raises(StoreFormatError, match=r"version 7.*reads and writes 1"):
+    with pytest.raises(StoreFormatError, match=f"version 7.*reads and writes {STORE_VERSION}"):
         FileStorage(root, NAMESPACE)
 
 

@@ -40,10 +40,12 @@ def outcomes_after(damage: Damage) -> tuple[ReadOutcome, ReadOutcome, bool, int]
         path.write_bytes(damage(bytearray(path.read_bytes())))
         reads = [BlockRead(KEY, memoryview(bytearray(BLOCK_BYTES)))]
         verified, trusted = storage.read(reads).result()[0], trusting.read(reads).result()[0]
+        clean = verify_store(root).is_clean
         scanned = len(list(storage.scan()))
         storage.close()
         trusting.close()
-        return verified, trusted, verify_store(root).is_clean, scanned
+        assert path.exists() == (scanned == 1), "what is no block is deleted: nobody would count it"
+        return verified, trusted, clean, scanned
 
 
 @settings(deadline=None, max_examples=60)

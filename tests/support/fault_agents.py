@@ -21,7 +21,6 @@ from tests.support.turn_reference import TinyModel, random_tokens
 from dualpath.cluster.local import Generation, LocalCluster
 from dualpath.control.turns import ClusterStatus, SamplingParams, TokenEvent, TurnFinished
 from dualpath.errors import DualPathError
-from dualpath.storage.registry import open_storage
 from dualpath.types import Role
 
 BLOCK_TOKENS = 16
@@ -234,15 +233,6 @@ def wait_serving(cluster: LocalCluster, gone: Collection[str] = (), timeout_s: f
 def stored_files(cluster: LocalCluster) -> list[Path]:
     """The store's block files."""
     return sorted(Path(cluster.spec.store_directory).glob("*/*/*.kv"))
-
-
-def readable_files(cluster: LocalCluster) -> int:
-    """How many files of the store have an intact header: what a rebuilt index would find."""
-    storage = open_storage(cluster.spec.storage)
-    try:
-        return len(list(storage.scan()))
-    finally:
-        storage.close()
 
 
 def damage(path: Path, choice: random.Random) -> str:

@@ -79,7 +79,7 @@ class Storage(Protocol):
         ...
 
     def scan(self) -> Iterator[StoredBlock]:
-        """All complete blocks, in any order; unreadable ones are left out."""
+        """For the owner of the index: all complete blocks, in any order. What is stored in a damaged form is deleted."""
         ...
 
     def close(self) -> None:

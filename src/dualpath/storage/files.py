@@ -93,7 +93,7 @@ class FileStorage:
         return sum(remove_file(on_disk.block_path(self._directory, key)) for key in keys)
 
     def scan(self) -> Iterator[StoredBlock]:
-        """All complete blocks; reads header pages only."""
+        """All complete blocks; reads header pages only. Deletes what can be no block of this namespace."""
         for entry in on_disk.block_entries(Path(self._directory)):
             try:
                 header, status = read_header(entry.path)
@@ -101,6 +101,9 @@ class FileStorage:
                 continue
             if header is not None and self._is_home(header, entry.name):
                 yield StoredBlock(header.key, header.parent, header.depth, header.payload_bytes, status.st_mtime)
+            else:
+                _log.warning("deleting %s, which is no intact block", entry.path)
+                remove_file(entry.path)
 
     def close(self) -> None:
         """Wait for what runs, then release the threads. Idempotent."""
