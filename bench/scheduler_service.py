@@ -328,6 +328,8 @@ def main() -> None:
     )
     if options.json is not None:
         options.json.write_text(json.dumps(asdict(found), indent=2) + "\n")
+    if found.lives_per_s < TARGET_LIVES_PER_S:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":
