@@ -16,6 +16,7 @@ from dualpath.cli.options import FiniteRange, Given, settings_options
 from dualpath.cli.outputs import check_output_file
 from dualpath.cli.progress import ReplayProgress
 from dualpath.cli.signals import signals_held_back
+from dualpath.cli.traces import read_trajectories
 from dualpath.clock import MonotonicClock
 from dualpath.errors import SettingsError, TraceError
 from dualpath.replay.driver import NodeMeter, ReplayDriver, ReplayOptions
@@ -24,7 +25,6 @@ from dualpath.replay.table import render_table
 from dualpath.scheduling.baselines import SYSTEMS
 from dualpath.settings import Settings
 from dualpath.workload.agent import Agent, assigned
-from dualpath.workload.trace import read_trace
 from dualpath.workload.trajectory import Trajectory, clipped, scaled
 
 
@@ -61,13 +61,7 @@ def load_trajectories(
     Raises:
         TraceError: the file cannot be read, has holes, or nothing in it fits.
     """
-    try:
-        lines = path.read_text().splitlines(keepends=True)
-    except OSError as error:
-        raise TraceError(f"{path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise TraceError(f"{path}: not UTF-8 text: {error}") from error
-    read = [scaled(trajectory, scale) if scale != 1 else trajectory for trajectory in read_trace(lines, str(path))]
+    read = [scaled(trajectory, scale) if scale != 1 else trajectory for trajectory in read_trajectories(str(path), seed)]
     fitting, dropped = read, 0
     if max_len is not None:
         pairs = [clipped(trajectory, max_len) for trajectory in read]

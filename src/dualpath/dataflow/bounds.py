@@ -8,6 +8,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import combinations
+
+_EXACT = 1e-9
 
 
 class Resource(StrEnum):
@@ -68,24 +71,48 @@ def pair_traffic(shape: ClusterShape) -> tuple[float, float]:
     return shape.snic_bandwidth / (shape.decode_nodes * squared), shape.snic_bandwidth / (shape.prefill_nodes * squared)
 
 
-def loads(shape: ClusterShape) -> dict[Resource, float]:
-    """Bytes a second on each resource."""
+def loads(shape: ClusterShape, prefill_used: float = 1.0, decode_used: float = 1.0) -> dict[Resource, float]:
+    """Bytes a second on each resource, when the storage NICs of prefill and of decode nodes are used so much."""
     per_engine, ratio = shape.snic_bandwidth / shape.engines_per_node, shape.ratio
     return {
-        Resource.PE_CNIC_READ: 2 * per_engine,
-        Resource.PE_CNIC_WRITE: per_engine * (1 + 1 / ratio),
-        Resource.DE_CNIC_READ: per_engine * (ratio + 2),
-        Resource.DE_CNIC_WRITE: per_engine * (2 * ratio + 1),
-        Resource.PE_DRAM: 2 * shape.snic_bandwidth,
-        Resource.DE_DRAM: (3 + 2 * ratio) * shape.snic_bandwidth,
+        Resource.PE_CNIC_READ: 2 * per_engine * prefill_used,
+        Resource.PE_CNIC_WRITE: per_engine * (prefill_used + decode_used / ratio),
+        Resource.DE_CNIC_READ: per_engine * (ratio * prefill_used + 2 * decode_used),
+        Resource.DE_CNIC_WRITE: per_engine * (2 * ratio * prefill_used + decode_used),
+        Resource.PE_DRAM: 2 * shape.snic_bandwidth * prefill_used,
+        Resource.DE_DRAM: (3 * decode_used + 2 * ratio * prefill_used) * shape.snic_bandwidth,
     }
 
 
-def utilisations(shape: ClusterShape) -> dict[Resource, float]:
+def utilisations(shape: ClusterShape, prefill_used: float = 1.0, decode_used: float = 1.0) -> dict[Resource, float]:
     """Load over bandwidth of each resource; above 1 it is a bottleneck before the storage NICs are."""
     dram = {Resource.PE_DRAM, Resource.DE_DRAM}
     bandwidth = {resource: shape.dram_bandwidth if resource in dram else shape.cnic_bandwidth for resource in Resource}
-    return {resource: load / bandwidth[resource] for resource, load in loads(shape).items()}
+    return {resource: load / bandwidth[resource] for resource, load in loads(shape, prefill_used, decode_used).items()}
+
+
+def most_reads(shape: ClusterShape, limit: float = 1.0, *, both_paths: bool = True) -> tuple[float, float]:
+    """How much of the prefill and the decode nodes' storage NICs can be used at once, each up to ``limit``, so that the
+    cluster reads most and no other resource is above its bandwidth.
+
+    A linear program in two variables: its optimum is where two of the bounds meet.
+    """
+    prefill, decode = utilisations(shape, 1, 0), utilisations(shape, 0, 1)
+    bounds = [(prefill[one], decode[one], 1.0) for one in Resource]
+    bounds += [(1, 0, limit), (0, 1, limit if both_paths else 0.0), (-1, 0, 0), (0, -1, 0)]
+    corners = (_meeting(first, second) for first, second in combinations(bounds, 2))
+    feasible = [
+        corner for corner in corners if corner and all(a * corner[0] + b * corner[1] <= most + _EXACT for a, b, most in bounds)
+    ]
+    x, y = max(feasible, key=lambda used: used[0] * shape.prefill_nodes + used[1] * shape.decode_nodes)
+    return x, y
+
+
+def _meeting(first: tuple[float, float, float], second: tuple[float, float, float]) -> tuple[float, float] | None:
+    """Where two lines ``a·x + b·y = c`` meet; None if they are parallel."""
+    (a, b, c), (d, e, f) = first, second
+    determinant = a * e - b * d
+    return None if abs(determinant) < _EXACT else ((c * e - b * f) / determinant, (a * f - c * d) / determinant)
 
 
 def binding_resource(shape: ClusterShape) -> Resource:
