@@ -72,10 +72,15 @@ def logits(directory: Path, dtype: Dtype = Dtype.FLOAT32) -> torch.Tensor:
     return model.logits(hidden)
 
 
+def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Equal up to the last bits: where weights lie in memory decides how a single row's products are summed."""
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
 def test_shards_load_as_the_single_file_does(directory: Path) -> None:
     whole = logits(directory)
     shard(directory)
-    assert torch.equal(logits(directory), whole)
+    assert_same(logits(directory), whole)
 
 
 def test_weights_are_converted_to_the_asked_dtype(directory: Path) -> None:
@@ -111,7 +116,7 @@ def test_known_redundant_tensors_are_ignored(tmp_path: Path) -> None:
     before = logits(directory)
     redundant = {"lm_head.weight": torch.ones(260, 16), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(3)}
     edit(directory, lambda tensors: tensors.update(redundant))
-    assert torch.equal(logits(directory), before)
+    assert_same(logits(directory), before)
 
 
 def test_missing_and_broken_files(directory: Path) -> None:
