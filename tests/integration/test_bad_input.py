@@ -170,6 +170,19 @@ def test_replay_flags(scratch: Path, trace: Path, says: str | tuple[str, ...], f
     refused(scratch, USAGE, says, "replay", "--model", "model", "--trace", trace, *flags)
 
 
+def test_a_replay_of_which_every_turn_fails_ends_and_says_why(scratch: Path, model: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "long.jsonl"
+    trace.write_text("\n".join(write_trace([Trajectory("agent", (Turn(100_000, 3),))])))
+    sizes = [part for name, size in SMALL.items() for part in (f"--{name.replace('_', '-')}", size)]
+    command = [*COMMAND, "replay", "--model", model, "--trace", trace, "--system", "basic", *sizes]
+    done = subprocess.run(
+        command, env=os.environ | {"TMPDIR": str(scratch)}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "basic: 1 turns failed" in done.stderr, done.stdout + done.stderr
+    assert "maximum context length" in done.stderr
+    assert "turns failed" in done.stdout
+
+
 def test_an_unwritable_report_is_noticed_before_the_replay(scratch: Path, tmp_path: Path, trace: Path) -> None:
     (tmp_path / "file").write_text("precious")
     replay = ("replay", "--model", "model", "--trace", trace, "--json")

@@ -1,6 +1,8 @@
 """``dualpath store``."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,13 @@ def test_verify_tells_good_from_bad_by_its_exit_status(root: Path) -> None:
     listed = run("verify", root, "--json")
     assert listed.exit_code == 1
     assert [found["path"] for found in json.loads(listed.output)["bad"]] == [str(path)]
+
+
+def test_the_command_itself_ends_with_that_exit_status(root: Path) -> None:
+    command = [sys.executable, "-m", "dualpath.cli.main", "store", "verify", str(root)]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    damage(root)
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 1
 
 
 def test_verify_deletes_what_is_bad_on_request(root: Path) -> None:

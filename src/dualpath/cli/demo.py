@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 
 from dualpath.cli.options import Given
 from dualpath.cli.outputs import check_output_file
@@ -19,7 +18,7 @@ from dualpath.cli.signals import signals_held_back
 from dualpath.replay.driver import ReplayOptions
 from dualpath.replay.plot import SnicLoad, plot_snic_load
 from dualpath.replay.report import write_report
-from dualpath.replay.table import render_table
+from dualpath.replay.table import render_nodes, render_table
 from dualpath.types import Role
 from dualpath.workload.synthesis import demo_trajectories
 
@@ -66,23 +65,12 @@ def demo(agents: int, turns: int, systems: str, output: str) -> None:
         create_model(model)
         replays = [run_system(model, Given(SETTINGS).settings(name), workload, console) for name in chosen]
     report = report_of(replays, {"agents": agents, "turns": turns, "seed": SEED})
-    console.print(render_table(report))
-    console.print(_utilisation(report["systems"]))
+    console.print(render_table(report, console.width))
+    console.print(render_nodes(report))
     _conclude(console, report["systems"], replays, directory)
     write_report(directory / REPORT, report)
     console.print(f"report: {directory / REPORT}\n")
-    console.print(NEXT_STEPS, highlight=False)
-
-
-def _utilisation(systems: Sequence[dict[str, Any]]) -> Table:
-    """Each node's storage NIC: bytes / (rate · JCT)."""
-    table = Table(title="storage NIC utilisation: bytes read / (rate x JCT)")
-    table.add_column("node")
-    for entry in systems:
-        table.add_column(entry["system"], justify="right")
-    for rows in zip(*(entry["nodes"] for entry in systems), strict=True):
-        table.add_row(rows[0]["name"], *(f"{row['storage_utilization']:.0%}" for row in rows))
-    return table
+    console.print(NEXT_STEPS, highlight=False, soft_wrap=True)
 
 
 def _conclude(console: Console, systems: Sequence[dict[str, Any]], replays: Sequence[Replayed], directory: Path) -> None:

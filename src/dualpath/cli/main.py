@@ -58,7 +58,8 @@ def main() -> None:
     """Run the command; what the user can mend is one line on stderr, without a traceback."""
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        cli(prog_name="dualpath", standalone_mode=False)
+        # Outside of its standalone mode click returns the status that a command exits with.
+        sys.exit(cli(prog_name="dualpath", standalone_mode=False) or 0)
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except (KeyboardInterrupt, click.Abort):

@@ -90,16 +90,23 @@ def read_config(path: Path) -> dict[str, Any]:
     for table, keys in tables.items():
         if table not in sections or not isinstance(keys, dict):
             tables_there_are = f"there are {', '.join(sorted(sections))}{did_you_mean(table, sections)}"
+            if table in known and not isinstance(keys, dict):
+                raise SettingsError(f"{path}: {table!r} belongs into the table [{known[table][0]}]")
             raise SettingsError(f"{path}: no table [{table}]; {tables_there_are}")
         for key, value in keys.items():
             name = key.replace("-", "_")
             if name not in known or known[name][0] != table:
-                raise SettingsError(f"{path}: [{table}] has no key {key!r}{did_you_mean(name, known)}")
+                raise SettingsError(f"{path}: [{table}] has no key {key!r}{_meant(name, known)}")
             knobs[name] = value
     try:
         return checked_knobs(knobs)
     except SettingsError as error:
         raise SettingsError(f"{path}: {error}") from error
+
+
+def _meant(name: str, known: Mapping[str, tuple[str, Any]]) -> str:
+    """The end of a message about a key that is not where it was looked for."""
+    return f"; it belongs to [{known[name][0]}]" if name in known else did_you_mean(name, known)
 
 
 def _option(name: str, section: str, knob: Field[Any]) -> Callable[[Any], Any]:

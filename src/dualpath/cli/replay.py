@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +22,13 @@ from dualpath.clock import MonotonicClock
 from dualpath.errors import SettingsError, TraceError
 from dualpath.replay.driver import NodeMeter, ReplayDriver, ReplayOptions
 from dualpath.replay.report import SystemResult, build_report, write_report
-from dualpath.replay.table import render_table
+from dualpath.replay.table import render_nodes, render_table
 from dualpath.scheduling.baselines import SYSTEMS
 from dualpath.settings import Settings
 from dualpath.workload.agent import Agent, assigned
 from dualpath.workload.trajectory import Trajectory, clipped, scaled
+
+_SHOWN_REASONS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +144,22 @@ def replay(
     workload = Workload(trajectories, ReplayOptions(arrival_rate, gaps), seed)
     replays = [run_system(Path(model), chosen, workload, console) for chosen in settings]
     report = report_of(replays, {"trace": trace, "agents": len(trajectories), "scale": scale, "seed": seed})
-    console.print(render_table(report))
+    console.print(render_table(report, console.width))
+    console.print(render_nodes(report))
+    for replayed in replays:
+        _tell_failures(replayed.result)
     if json_path is not None:
         write_report(Path(json_path), report)
         console.print(f"report: {json_path}")
+
+
+def _tell_failures(result: SystemResult) -> None:
+    """Why turns failed, each reason once."""
+    reasons = Counter(turn.error for turn in result.turns if turn.error is not None)
+    for reason, count in reasons.most_common(_SHOWN_REASONS):
+        click.echo(f"{result.system}: {count} turns failed, and the rest of their agents' with them: {reason}", err=True)
+    if (more := len(reasons) - _SHOWN_REASONS) > 0:
+        click.echo(f"{result.system}: turns failed for {more} more reasons", err=True)
 
 
 def chosen_systems(systems: str) -> list[str]:

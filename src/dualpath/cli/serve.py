@@ -36,7 +36,13 @@ def serve(model: str, given: Given) -> None:
         name = settings.model.served_model_name or Path(model).resolve().name
         app = create_app(cluster.client, cluster.tokenizer, settings.server, name, MonotonicClock())
         stop = asyncio.Event()
-        _on_signals(lambda: cluster.call_soon(stop.set))
+
+        def end() -> None:
+            wait_s = settings.deadlines.shutdown_timeout_s
+            click.echo(f"ending: running requests have {wait_s:g} s to finish; Ctrl-C again stops them", err=True)
+            cluster.call_soon(stop.set)
+
+        _on_signals(end)
         cluster.run(
             serve_http(
                 app,
@@ -52,11 +58,12 @@ def _on_signals(act: Callable[[], None]) -> None:
     """From now on, a signal ends the serving in good order; a second one does not wait for that."""
 
     def end(number: int, frame: FrameType | None) -> None:
-        for ending, handler in before.items():
-            signal.signal(ending, handler)
+        for ending in ENDING_SIGNALS:
+            signal.signal(ending, signal.default_int_handler)
         act()
 
-    before = {number: signal.signal(number, end) for number in ENDING_SIGNALS}
+    for number in ENDING_SIGNALS:
+        signal.signal(number, end)
 
 
 def _announce(host: str, port: int, name: str, settings: Settings) -> None:

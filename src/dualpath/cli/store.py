@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from dualpath.errors import StorageError
 from dualpath.storage.maintenance import NamespaceStats, StoreReport, clear_store, store_stats, verify_store
 
 _DIRECTORY = click.argument("directory", type=click.Path(path_type=Path))
@@ -62,7 +63,8 @@ def clear(directory: Path, as_json: bool, yes: bool) -> None:
     """Delete all blocks of all models in DIRECTORY (the store must not be in use)."""
     if not yes:
         blocks = sum(namespace.blocks for namespace in store_stats(directory))
-        click.confirm(f"Delete {blocks} blocks from {directory}?", abort=True, err=True)
+        if not click.confirm(f"Delete {blocks} blocks from {directory}?", err=True):
+            raise StorageError(f"{directory}: nothing was deleted")
     deleted = clear_store(directory)
     click.echo(json.dumps({"deleted": deleted}) if as_json else f"{deleted} blocks deleted")
 

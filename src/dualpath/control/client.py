@@ -131,7 +131,8 @@ class ClusterClient:
             DeadlineExceeded: it has not within ``timeout_s``.
         """
         try:
-            await asyncio.wait_for(self._ready.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._ready.wait()
         except TimeoutError:
             raise DeadlineExceeded(f"the cluster was not ready within {timeout_s:g} s") from None
 
@@ -170,7 +171,8 @@ class ClusterClient:
         self._queries[query] = future
         self._scheduler.send(StatusQuery(query_id=query))
         try:
-            return await asyncio.wait_for(future, STATUS_TIMEOUT_S)
+            async with asyncio.timeout(STATUS_TIMEOUT_S):
+                return await future
         except TimeoutError:
             raise DeadlineExceeded(f"the scheduler did not answer within {STATUS_TIMEOUT_S:g} s") from None
         finally:
@@ -252,7 +254,8 @@ class ClusterClient:
         if turn.done is not None:
             remaining = min(remaining, TOKENS_GRACE_S)
         try:
-            await asyncio.wait_for(turn.wake.wait(), max(0.0, remaining))
+            async with asyncio.timeout(max(0.0, remaining)):  # wait_for may swallow a cancellation (Python 3.11)
+                await turn.wake.wait()
         except TimeoutError:
             if self._clock.now() < turn.deadline:
                 turn.failure = f"{turn.done.output_tokens if turn.done else 0} tokens were announced, {len(turn.tokens)} came"

@@ -160,7 +160,8 @@ class Member:
             self.to_scheduler(Fetch(name=self.name, seen=self._seen, unread_tokens=unread, free_kv_blocks=free, status=status))
             self._wake.clear()
             try:
-                await asyncio.wait_for(self._wake.wait(), interval_s)
+                async with asyncio.timeout(interval_s):
+                    await self._wake.wait()
             except TimeoutError:
                 continue
 

@@ -9,6 +9,7 @@ from rich.table import Table
 
 Entry = Mapping[str, Any]
 MARK = "*"
+RATIO = "vs first"
 
 
 class Row(NamedTuple):
@@ -86,21 +87,41 @@ ROWS = (
 )
 
 
-def render_table(report: Mapping[str, Any]) -> Table:
+def render_table(report: Mapping[str, Any], width: int | None = None) -> Table:
     """All systems of a report, one a column, every further one followed by its ratio to the first.
 
-    Systems whose tokens mean nothing are marked.
+    Systems whose tokens mean nothing are marked. Where it would be wider than ``width``, the ratios are left out.
     """
     systems: Sequence[Entry] = report["systems"]
+    cells = [_cells(row, systems) for row in ROWS]
+    names = [entry["system"] + ("" if entry["tokens_valid"] else MARK) for entry in systems]
+    headers = [names[0], *(header for name in names[1:] for header in (name, RATIO))]
+    columns = [("", [row.label for row in ROWS]), *zip(headers, zip(*cells, strict=True), strict=True)]
+    if width is not None and sum(3 + max(map(len, (header, *column))) for header, column in columns) + 1 > width:
+        columns = [column for column in columns if column[0] != RATIO]
     table = Table(caption=_caption(systems))
-    table.add_column("")
-    for position, entry in enumerate(systems):
-        table.add_column(entry["system"] + ("" if entry["tokens_valid"] else MARK), justify="right", no_wrap=True)
-        if position:
-            table.add_column("vs first", justify="right", style="dim", no_wrap=True)
-    for row in ROWS:
-        table.add_row(row.label, *_cells(row, systems))
+    for header, _ in columns:
+        table.add_column(header, justify="right" if header else "left", style="dim" if header == RATIO else None, no_wrap=True)
+    for line in zip(*(column for _, column in columns), strict=True):
+        table.add_row(*line)
     return table
+
+
+def render_nodes(report: Mapping[str, Any]) -> Table:
+    """What each node's storage NIC has read in each system, and its utilisation: bytes / (rate · JCT)."""
+    systems: Sequence[Entry] = report["systems"]
+    table = Table(title="storage NIC: MiB read, and bytes read / (rate x JCT)")
+    table.add_column("node")
+    for entry in systems:
+        table.add_column(entry["system"], justify="right", no_wrap=True)
+    for nodes in zip(*(entry["nodes"] for entry in systems), strict=True):
+        table.add_row(nodes[0]["name"], *(_node(node) for node in nodes))
+    return table
+
+
+def _node(node: Entry) -> str:
+    used = node["storage_utilization"]
+    return f"{node['storage_read_bytes'] / 2**20:,.0f}" + ("" if used is None else f"  {used:.0%}")
 
 
 def _caption(systems: Sequence[Entry]) -> str | None:

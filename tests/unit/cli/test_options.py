@@ -91,10 +91,11 @@ def test_flags_that_a_command_does_not_want_are_not_there() -> None:
     ("says", "text"),
     [
         (r"no table \[cachee\]; .*storage; did you mean 'cache'", "[cachee]\nblock_tokens = 16"),
-        (r"no table \[block_tokens\]", "block_tokens = 16"),
+        (r"'block_tokens' belongs into the table \[cache\]", "block_tokens = 16"),
         (r"no table \[cache\]", "cache = 16"),
         (r"\[cache\] has no key 'blok_tokens'; did you mean 'block_tokens'", "[cache]\nblok_tokens = 16"),
-        (r"\[cache\] has no key 'port'", "[cache]\nport = 80"),
+        (r"\[cache\] has no key 'port'; it belongs to \[server\]", "[cache]\nport = 80"),
+        (r"'prefill' belongs into the table \[cluster\]", "prefill = 2"),
         ("block_tokens: '16' is not a whole number", '[cache]\nblock_tokens = "16"'),
         ("block_tokens: 1.5 is not a whole number", "[cache]\nblock_tokens = 1.5"),
         ("alpha_s: inf is not a finite number", "[scheduling]\nalpha_s = inf"),

@@ -16,13 +16,15 @@ from dualpath.control.messages import (
     Message,
     Rejected,
     Stages,
+    StatusQuery,
+    StatusReply,
     Submit,
     Tokens,
     TurnDone,
     TurnLost,
     Welcome,
 )
-from dualpath.control.turns import SamplingParams, TokenEvent, TurnEvent, TurnFinished
+from dualpath.control.turns import ClusterStatus, SamplingParams, TokenEvent, TurnEvent, TurnFinished
 from dualpath.errors import DeadlineExceeded, InvalidRequest, Overloaded, PromptTooLong, RequestFailed
 from dualpath.kvcache.chain import block_keys
 from dualpath.settings import DeadlineSettings
@@ -295,3 +297,28 @@ async def test_what_could_never_be_served_is_refused_before_it_is_sent() -> None
         with pytest.raises(error, match=says):
             await anext(rig.client.generate(prompt, sampling))
     assert rig.port.sent == []
+
+
+@scenario
+async def test_giving_up_just_as_something_arrives_is_still_giving_up() -> None:
+    """A wait that ends and is cancelled in the same turn of the loop must not lose the cancellation."""
+    rig = Rig()
+    turn = asyncio.create_task(collect(rig.begin()))
+    submit = await settle(rig, 1)
+    await asyncio.sleep(0.01)
+    rig.hear(tokens(submit.request_id, (0, 5)))
+    await asyncio.sleep(0)
+    turn.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await turn
+    assert rig.cancelled == [submit.request_id]
+    query = asyncio.create_task(rig.client.status())
+    while not any(isinstance(message, StatusQuery) for message in rig.port.sent):
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
+    rig.hear(
+        StatusReply(next(message.query_id for message in rig.port.sent if isinstance(message, StatusQuery)), ClusterStatus())
+    )
+    query.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await query

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from dualpath.replay.report import NodeCounters, SystemResult, build_report, installed_versions, write_report
-from dualpath.replay.table import render_table
+from dualpath.replay.table import render_nodes, render_table
 from dualpath.types import Role
 from dualpath.workload.timeline import StageDurations, TurnId, TurnTimeline, digest
 
@@ -141,6 +141,18 @@ def rendered(*results: SystemResult) -> str:
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(render_table(build_report(results, {}, {})))
     return console.export_text()
+
+
+def test_a_narrow_table_leaves_the_ratios_out_and_cuts_nothing() -> None:
+    report = build_report([BASIC, OTHER, BASIC, OTHER], {}, {})
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(render_table(report, console.width))
+    console.print(render_nodes(report))
+    shown = console.export_text()
+    assert "theoretical hit rate" in shown
+    assert "vs first" not in shown
+    assert "…" not in shown
+    assert "vs first" in rendered(BASIC, OTHER)
 
 
 def test_table_sets_systems_beside_each_other() -> None:
