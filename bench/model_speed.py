@@ -131,7 +131,11 @@ def vllm_medians(python: str, directory: Path, rounds: int) -> dict[str, float]:
     done = subprocess.run([python, str(script), str(directory), *sizes], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{python} {script.name} failed:\n{done.stderr[-2000:]}")
-    medians: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    # vLLM writes to stdout too, also behind the figures.
+    figures = [line for line in done.stdout.splitlines() if line.startswith('{"prefill"')]
+    if not figures:
+        raise SystemExit(f"{python} {script.name} printed no figures:\n{done.stdout[-2000:]}")
+    medians: dict[str, float] = json.loads(figures[-1])
     return medians
 
 
