@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -372,6 +373,24 @@ def test_a_signal_ends_serve_quickly(scratch: Path, model: Path, number: int, wo
     output, _ = process.communicate(timeout=20)
     assert "Traceback" not in output
     assert process.returncode == exit_status, output
+
+
+def test_a_second_signal_stops_what_still_runs(scratch: Path, model: Path) -> None:
+    process = start(scratch, "serve", model, "--port", "0", "--served-model-name", "tiny")
+    assert process.stdout is not None
+    url = next(line for line in process.stdout if line.startswith("serving")).split()[-1]
+    body = json.dumps({"model": "tiny", "prompt": "x", "max_tokens": 30_000, "ignore_eos": True, "stream": True}).encode()
+    request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        answer.readline()  # it runs
+        process.send_signal(signal.SIGINT)
+        _until(process, "Ctrl-C again")
+        process.send_signal(signal.SIGINT)
+        rest = answer.read().decode()
+    output, _ = process.communicate(timeout=20)
+    assert "shutting down" in rest
+    assert "Traceback" not in output
+    assert process.returncode == 0, output
 
 
 def test_a_signal_ends_replay(scratch: Path, model: Path, trace: Path) -> None:

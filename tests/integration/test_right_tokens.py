@@ -267,10 +267,10 @@ def test_a_store_much_smaller_than_the_working_set(model: TinyModel, tmp_path: P
     setup = SmallCluster(model, system="dualpath-split", knobs={"store": str(tmp_path), "store_capacity": 30 * block_bytes})
     prompts = [random_tokens(40 + agent, 200) for agent in range(4)]
     with setup.open() as cluster:
-        run_agents(model, cluster, prompts, rounds=3, append=40)
+        run_agents(model, cluster, prompts, rounds=4, append=40)
         status = wait_idle(cluster)
         assert status.stored_blocks == len(stored_files(cluster)) <= 30
-    assert status.evicted_blocks > 30
+    assert status.evicted_blocks > 50
 
 
 def test_a_decode_pool_so_small_that_turns_give_way(model: TinyModel) -> None:

@@ -160,7 +160,9 @@ def _report(shape: ClusterShape, turn: MeanTurn, cost: ModelCost, found: Estimat
         "gb_per_pflop": found.io_per_compute * 1e6,
         "utilisation_at_full_storage_nics": {resource.value: used for resource, used in utilisations(shape).items()},
         "binding_resource": found.binding.value,
-        "ratio_range": {
+        "ratio_range": None
+        if ratios.is_empty
+        else {
             "lowest": ratios.lowest,
             "lowest_by": ratios.lowest_by.value,
             "highest": ratios.highest,
@@ -203,15 +205,22 @@ def _show(
             f"{used[resource]:.0%}",
         )
     console.print(table)
-    console.print(
-        f"* fills first. P/D may be {ratios.lowest:.3g} ({NAMES[ratios.lowest_by]}) to {ratios.highest:.3g} "
-        f"({NAMES[ratios.highest_by]}); this cluster's is {shape.ratio:.3g}"
-    )
+    console.print(f"* fills first. {_allowed(ratios)}; this cluster's is {shape.ratio:.3g}")
     rates = Table("", "turns/s at most", "limited by", title="upper bounds")
     rates.add_row("Basic", f"{found.basic.turns_per_s:,.1f}", found.basic.limit.value)
     rates.add_row("DualPath", f"{found.dualpath.turns_per_s:,.1f}", found.dualpath.limit.value)
     console.print(rates)
     console.print(advice(shape, found, ratios))
+
+
+def _allowed(ratios: RatioRange) -> str:
+    if ratios.is_empty:
+        limits = f"{NAMES[ratios.lowest_by]}, and {NAMES[ratios.highest_by]}"
+        return f"No P/D keeps every storage NIC of this node busy ({limits})"
+    lowest, highest = (
+        f"{ratio:.3g} ({NAMES[by]})" for ratio, by in ((ratios.lowest, ratios.lowest_by), (ratios.highest, ratios.highest_by))
+    )
+    return f"P/D may be {lowest} to {highest}"
 
 
 def advice(shape: ClusterShape, found: Estimate, ratios: RatioRange) -> str:
@@ -221,5 +230,6 @@ def advice(shape: ClusterShape, found: Estimate, ratios: RatioRange) -> str:
     else:
         text = f"The second path brings up to {found.speedup:.2f} x; the limit is {found.dualpath.limit.value} then."
     if shape.ratio not in ratios and found.dualpath.limit is not Limit.COMPUTE:
-        text += f" P/D of {shape.ratio:.3g} is outside the range: {NAMES[found.binding]} fills before the storage NICs do."
+        text += f" {NAMES[found.binding].capitalize()} fills before the storage NICs do"
+        text += "." if ratios.is_empty else f": P/D of {shape.ratio:.3g} is outside the range."
     return text

@@ -107,7 +107,10 @@ def report_of(replays: Sequence[Replayed], extra: dict[str, Any]) -> dict[str, A
 @click.command()
 @click.option("--model", required=True, type=click.Path(), help="Hugging Face directory of the model.")
 @click.option(
-    "--trace", required=True, type=click.Path(), help="Trace file: our JSONL, Mooncake's, kv-cache-tester, mini-swe-agent."
+    "--trace",
+    required=True,
+    type=click.Path(),
+    help="Trace file (our JSONL, Mooncake's, kv-cache-tester, mini-swe-agent), or a set of the paper's: table2:64K.",
 )
 @click.option("--system", "systems", default="basic,dualpath", help="Systems to compare, separated by commas.")
 @click.option("--agents", type=click.IntRange(1), help="Agents; default: one for each trajectory.")

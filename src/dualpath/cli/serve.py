@@ -37,12 +37,12 @@ def serve(model: str, given: Given) -> None:
         app = create_app(cluster.client, cluster.tokenizer, settings.server, name, MonotonicClock())
         stop = asyncio.Event()
 
-        def end() -> None:
+        def finish() -> None:
             wait_s = settings.deadlines.shutdown_timeout_s
             click.echo(f"ending: running requests have {wait_s:g} s to finish; Ctrl-C again stops them", err=True)
             cluster.call_soon(stop.set)
 
-        _on_signals(end)
+        _on_signals(finish, lambda: cluster.call_soon(app.state.admission.end_all))
         cluster.run(
             serve_http(
                 app,
@@ -54,16 +54,15 @@ def serve(model: str, given: Given) -> None:
         )
 
 
-def _on_signals(act: Callable[[], None]) -> None:
-    """From now on, a signal ends the serving in good order; a second one does not wait for that."""
+def _on_signals(*steps: Callable[[], None]) -> None:
+    """From now on, each signal takes the next step to the end of the serving; when there is none left, it interrupts."""
+    left = iter(steps)
 
-    def end(number: int, frame: FrameType | None) -> None:
-        for ending in ENDING_SIGNALS:
-            signal.signal(ending, signal.default_int_handler)
-        act()
+    def act(number: int, frame: FrameType | None) -> None:
+        next(left, lambda: signal.default_int_handler(number, frame))()
 
     for number in ENDING_SIGNALS:
-        signal.signal(number, end)
+        signal.signal(number, act)
 
 
 def _announce(host: str, port: int, name: str, settings: Settings) -> None:

@@ -38,8 +38,9 @@ class _Numbers:
         value = self._config.get(key)
         if value is None:
             value = default
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise ModelError(f"configuration: {key} must be a whole number, not {value!r}")
+        # What has a default of 0 may be absent from a model; everything else is a size.
+        if not isinstance(value, int) or isinstance(value, bool) or value < (0 if default == 0 else 1):
+            raise ModelError(f"configuration: {key} must be a positive whole number, not {value!r}")
         return value
 
     def optional(self, key: str) -> int | None:
@@ -49,7 +50,11 @@ class _Numbers:
     def full_attention_layers(self) -> int:
         """Layers that attend to all of the context (``layer_types``), all of them if nothing is said."""
         kinds = self._config.get("layer_types")
-        return self("num_hidden_layers") if not kinds else sum(kind == "full_attention" for kind in kinds)
+        if not kinds:
+            return self("num_hidden_layers")
+        if not isinstance(kinds, list):
+            raise ModelError(f"configuration: layer_types must be a list, not {kinds!r}")
+        return sum(kind == "full_attention" for kind in kinds)
 
 
 def _grouped(number: _Numbers) -> DenseShape:

@@ -134,6 +134,10 @@ class RatioRange:
     highest: float
     highest_by: Resource
 
+    @property
+    def is_empty(self) -> bool:
+        return self.lowest > self.highest
+
     def __contains__(self, ratio: float) -> bool:
         return self.lowest <= ratio <= self.highest
 

@@ -9,6 +9,9 @@ from dualpath.costmodel.shapes import ModelCost
 from dualpath.dataflow.bounds import ClusterShape, Resource, binding_resource, most_reads, utilisations
 
 
+_FULL = 1e-6
+
+
 class Limit(StrEnum):
     """What a rate of turns runs into first."""
 
@@ -70,7 +73,7 @@ class Estimate:
         basic, dualpath: turns a second with the prefill side's reads only, and with both paths.
         compute: turns a second that the prefill engines compute.
         reads: how much of the prefill and of the decode nodes' storage NICs both paths can use.
-        binding: the resource that is full first if all storage NICs are busy, and how full (above 1: before them).
+        binding: the resource that is used most if all storage NICs are busy.
     """
 
     io_per_compute: float
@@ -79,7 +82,6 @@ class Estimate:
     compute: float
     reads: tuple[float, float]
     binding: Resource
-    binding_utilisation: float
 
     @property
     def speedup(self) -> float:
@@ -99,26 +101,25 @@ def estimate(
     hit_bytes = turn.hit_tokens * model.token_bytes
     flops = turn.new_tokens * model.flops(turn.prompt_tokens - turn.new_tokens / 2)
     compute = shape.prefill_nodes * shape.engines_per_node * gpu_flops * efficiency.compute / flops
-    binding = binding_resource(shape)
     only_prefill = most_reads(shape, efficiency.storage, both_paths=False)
     both = most_reads(shape, efficiency.storage)
     return Estimate(
         io_per_compute=hit_bytes / flops,
-        basic=_rate(shape, only_prefill, only_prefill[0] >= efficiency.storage, hit_bytes, compute),
-        dualpath=_rate(shape, both, min(both) >= efficiency.storage, hit_bytes, compute),
+        basic=_rate(shape, only_prefill, hit_bytes, compute),
+        dualpath=_rate(shape, both, hit_bytes, compute),
         compute=compute,
         reads=both,
-        binding=binding,
-        binding_utilisation=utilisations(shape)[binding],
+        binding=binding_resource(shape),
     )
 
 
-def _rate(shape: ClusterShape, reads: tuple[float, float], storage_full: bool, hit_bytes: float, compute: float) -> Rate:
+def _rate(shape: ClusterShape, reads: tuple[float, float], hit_bytes: float, compute: float) -> Rate:
     used_nodes = reads[0] * shape.prefill_nodes + reads[1] * shape.decode_nodes
     read = _per_s(used_nodes * shape.snic_bandwidth, hit_bytes)
     if compute <= read:
         return Rate(compute, Limit.COMPUTE)
-    return Rate(read, Limit.STORAGE if storage_full else Limit.NETWORK)
+    network_full = max(utilisations(shape, *reads).values()) > 1 - _FULL
+    return Rate(read, Limit.NETWORK if network_full else Limit.STORAGE)
 
 
 def _per_s(bytes_per_s: float, turn_bytes: float) -> float:

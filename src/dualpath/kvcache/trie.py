@@ -303,6 +303,7 @@ class PrefixIndex:
 
     def _enqueue(self, node: Node) -> None:
         """Queue ``node`` for eviction if it may be evicted and is not queued yet."""
+        # As ``_is_evictable``, without the call: this runs for every block that is published or evicted.
         if node.queued or node.first_child is not None or node.state is not PUBLISHED or node.key in self._pins:
             return
         node.queued = True

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tests.support.model_configs import QWEN_32B
 
 from dualpath.cli.plan import plan
 from dualpath.errors import DualPathError
@@ -15,7 +16,7 @@ from dualpath.errors import DualPathError
 def report(*arguments: str) -> dict[str, object]:
     result = CliRunner().invoke(plan, [*arguments, "--json"], catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    found: dict[str, object] = json.loads(result.output)
+    found: dict[str, object] = json.loads(result.output, parse_constant=pytest.fail)
     return found
 
 
@@ -30,15 +31,7 @@ def test_the_papers_cluster() -> None:
 
 
 def test_a_configuration_file_and_a_mean_turn(tmp_path: Path) -> None:
-    config = {
-        "model_type": "qwen2",
-        "num_hidden_layers": 64,
-        "hidden_size": 5120,
-        "num_attention_heads": 40,
-        "num_key_value_heads": 8,
-        "intermediate_size": 27_648,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_32B))
     turn = ("--prompt-tokens", "32768", "--new-tokens", "429")
     found = report("--model", str(tmp_path), *turn)
     assert found["token_bytes"] == 262_144
@@ -50,6 +43,14 @@ def test_the_table_says_what_to_do() -> None:
     result = CliRunner().invoke(plan, ["--model", "ds-27b", "--cluster", "8P1D", "--gpus", "4"], catch_exceptions=False)
     assert "P/D may be" in result.output
     assert "outside the range" in result.output
+
+
+def test_a_node_whose_storage_nic_no_ratio_can_keep_busy() -> None:
+    arguments = ("--model", "ds-27b", "--cluster", "1P1D", "--gpus", "1")
+    assert report(*arguments)["ratio_range"] is None
+    shown = " ".join(CliRunner().invoke(plan, arguments, catch_exceptions=False).output.split())
+    assert "No P/D keeps every storage NIC of this node busy" in shown
+    assert "inf" not in shown
 
 
 @pytest.mark.parametrize(

@@ -5,20 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.support.model_configs import QWEN_32B
 
 from dualpath.costmodel.catalogue import MODELS, NODES, model_named, node_named
 from dualpath.costmodel.families import cost_of_config
 from dualpath.costmodel.shapes import PAPER_MODELS
 from dualpath.errors import ModelError, SettingsError
 
-QWEN_32B: dict[str, Any] = {
-    "model_type": "qwen2",
-    "num_hidden_layers": 64,
-    "hidden_size": 5120,
-    "num_attention_heads": 40,
-    "num_key_value_heads": 8,
-    "intermediate_size": 27_648,
-}
 QWEN_235B: dict[str, Any] = {
     "model_type": "qwen3_moe",
     "num_hidden_layers": 94,
@@ -97,9 +90,11 @@ def test_sparse_attention_keeps_its_indexer_keys() -> None:
     ("change", "message"),
     [
         ({"model_type": "qwen4"}, "'qwen4' is not supported; did you mean 'qwen"),
-        ({"num_hidden_layers": None}, "num_hidden_layers must be a whole number, not None"),
-        ({"hidden_size": "wide"}, "hidden_size must be a whole number, not 'wide'"),
-        ({"intermediate_size": -1}, "intermediate_size must be a whole number, not -1"),
+        ({"num_hidden_layers": None}, "num_hidden_layers must be a positive whole number, not None"),
+        ({"hidden_size": "wide"}, "hidden_size must be a positive whole number, not 'wide'"),
+        ({"intermediate_size": -1}, "intermediate_size must be a positive whole number, not -1"),
+        ({"num_attention_heads": 0}, "num_attention_heads must be a positive whole number, not 0"),
+        ({**GPT_OSS_120B, "layer_types": 5}, "layer_types must be a list, not 5"),
     ],
 )
 def test_unusable_configurations_are_named(change: dict[str, Any], message: str) -> None:

@@ -67,7 +67,7 @@ def test_the_network_limits_a_cluster_outside_the_range() -> None:
     found = estimate(shape, 1e18, MODEL, TURN, ALL)
     assert found.basic.limit is found.dualpath.limit is Limit.NETWORK
     assert 1 <= found.speedup < 1.2
-    assert found.binding_utilisation > 1
+    assert utilisations(shape)[found.binding] > 1
 
 
 def test_without_hits_only_compute_limits() -> None:
