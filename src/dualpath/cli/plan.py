@@ -230,6 +230,6 @@ def advice(shape: ClusterShape, found: Estimate, ratios: RatioRange) -> str:
     else:
         text = f"The second path brings up to {found.speedup:.2f} x; the limit is {found.dualpath.limit.value} then."
     if shape.ratio not in ratios and found.dualpath.limit is not Limit.COMPUTE:
-        text += f" {NAMES[found.binding].capitalize()} fills before the storage NICs do"
+        text += f" The {NAMES[found.binding]} fills before the storage NICs do"
         text += "." if ratios.is_empty else f": P/D of {shape.ratio:.3g} is outside the range."
     return text

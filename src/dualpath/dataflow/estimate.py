@@ -8,7 +8,6 @@ from enum import StrEnum
 from dualpath.costmodel.shapes import ModelCost
 from dualpath.dataflow.bounds import ClusterShape, Resource, binding_resource, most_reads, utilisations
 
-
 _FULL = 1e-6
 
 
