@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,13 +15,12 @@ from dualpath.dataflow.bounds import (
     ratio_range,
     utilisations,
 )
-from dualpath.dataflow.plan import Place, plan
+from dualpath.dataflow.charges import charge
+from dualpath.dataflow.plan import plan
 from dualpath.kvcache.layout import BlockGeometry
 from dualpath.types import ReadShare
 
 GEOMETRY = BlockGeometry(layers=3, block_tokens=4, token_layer_bytes=5)
-PE = {Place.PE_BUFFER, Place.PE_HBM}
-DRAM = {Place.PE_BUFFER: Resource.PE_DRAM, Place.DE_BUFFER: Resource.DE_DRAM}
 
 shapes = st.builds(
     ClusterShape,
@@ -36,25 +33,12 @@ shapes = st.builds(
 )
 
 
-def charges(share: ReadShare) -> Counter[Resource]:
-    """Bytes that a turn with one missed token puts on each resource."""
-    charged: Counter[Resource] = Counter()
-    for move in plan(share.hit_tokens + 1, share, GEOMETRY).moves:
-        ends = move.source, move.destination
-        if Place.STORAGE not in ends:
-            charged[Resource.PE_CNIC_READ if move.source in PE else Resource.DE_CNIC_READ] += move.bytes
-            charged[Resource.PE_CNIC_WRITE if move.destination in PE else Resource.DE_CNIC_WRITE] += move.bytes
-        for place in ends:
-            if place in DRAM:
-                charged[DRAM[place]] += move.bytes
-    return charged
-
-
 def per_hit_byte(on_pe_path: bool) -> dict[Resource, float]:
     """Bytes on each resource for a byte of hit in the limit of zero misses: the slope between two hits."""
     small, large = (ReadShare(n, 0) if on_pe_path else ReadShare(0, n) for n in (40, 400))
-    less, more = charges(small), charges(large)
-    return {resource: (more[resource] - less[resource]) / (360 * GEOMETRY.token_bytes) for resource in Resource}
+    less, more = (charge(plan(share.hit_tokens + 1, share, GEOMETRY).moves)._asdict() for share in (small, large))
+    names = {resource: resource.value.replace("-", "_") for resource in Resource}
+    return {resource: (more[name] - less[name]) / (360 * GEOMETRY.token_bytes) for resource, name in names.items()}
 
 
 @settings(deadline=None, max_examples=100)
