@@ -17,7 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
-from dualpath.replay.table import render_table
+from dualpath.cli.report_table import render_table
 from setups import Setup, run
 
 STORAGE_BOUND = {"agents": 40, "turns": 24, "first_tokens": 400, "append_tokens": 24, "output_tokens": 5, "spread": 0.1}

@@ -14,11 +14,11 @@ from rich.console import Console
 from dualpath.cli.options import Given
 from dualpath.cli.outputs import check_output_file
 from dualpath.cli.replay import Replayed, Workload, chosen_systems, report_of, run_system
+from dualpath.cli.report import write_report
+from dualpath.cli.report_table import render_nodes, render_table
 from dualpath.cli.signals import signals_held_back
 from dualpath.replay.driver import ReplayOptions
 from dualpath.replay.plot import SnicLoad, plot_snic_load
-from dualpath.replay.report import write_report
-from dualpath.replay.table import render_nodes, render_table
 from dualpath.types import Role
 from dualpath.workload.synthesis import demo_trajectories
 

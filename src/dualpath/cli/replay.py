@@ -16,17 +16,19 @@ from rich.console import Console
 from dualpath.cli.options import FiniteRange, Given, settings_options
 from dualpath.cli.outputs import check_output_file
 from dualpath.cli.progress import ReplayProgress
+from dualpath.cli.report import installed_versions, write_report
+from dualpath.cli.report_table import render_nodes, render_table
 from dualpath.cli.signals import signals_held_back
 from dualpath.cli.traces import read_trajectories
 from dualpath.clock import MonotonicClock
 from dualpath.errors import SettingsError, TraceError
 from dualpath.replay.driver import NodeMeter, ReplayDriver, ReplayOptions
-from dualpath.replay.report import SystemResult, build_report, write_report
-from dualpath.replay.table import render_nodes, render_table
 from dualpath.scheduling.baselines import SYSTEMS
 from dualpath.settings import Settings
 from dualpath.workload.agent import Agent, assigned
+from dualpath.workload.report import SystemResult, build_report
 from dualpath.workload.trajectory import Trajectory, clipped, scaled
+from dualpath.workload.turn_table import TurnTable
 
 _SHOWN_REASONS = 5
 
@@ -89,11 +91,12 @@ def run_system(model: Path, settings: Settings, workload: Workload, console: Con
     bandwidth = settings.storage.snic_bandwidth
     result = SystemResult(
         system=settings.cluster.system,
-        turns=driver.turns,
+        turns=TurnTable.of(driver.turns),
         nodes=meter.nodes(None if bandwidth is None else float(bandwidth)),
         wall_s=driver.wall_s,
         block_tokens=settings.cache.block_tokens,
         transfers=not settings.cluster.oracle,
+        timelines=driver.turns,
     )
     return Replayed(result, meter, settings)
 
@@ -101,7 +104,7 @@ def run_system(model: Path, settings: Settings, workload: Workload, console: Con
 def report_of(replays: Sequence[Replayed], extra: dict[str, Any]) -> dict[str, Any]:
     """The JSON report of several systems' replays; ``extra`` joins the settings."""
     settings = {**msgspec.to_builtins(replays[0].settings), **extra}
-    return build_report([replay.result for replay in replays], settings)
+    return build_report([replay.result for replay in replays], settings, installed_versions())
 
 
 @click.command()
@@ -158,7 +161,7 @@ def replay(
 
 def _tell_failures(result: SystemResult) -> None:
     """Why turns failed, each reason once."""
-    reasons = Counter(turn.error for turn in result.turns if turn.error is not None)
+    reasons = Counter(turn.error for turn in result.timelines or () if turn.error is not None)
     for reason, count in reasons.most_common(_SHOWN_REASONS):
         click.echo(f"{result.system}: {count} turns failed, and the rest of their agents' with them: {reason}", err=True)
     if (more := len(reasons) - _SHOWN_REASONS) > 0:

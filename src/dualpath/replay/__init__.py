@@ -1,1 +1,1 @@
-"""Agents replayed through a real cluster, and the reports of it (paper section 7)."""
+"""Agents replayed through a real cluster, and the picture of its storage NICs (paper section 7)."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,10 +10,11 @@ from typing import Any
 from dualpath.clock import Clock
 from dualpath.control.turns import ClusterStatus, EngineStatus, SamplingParams, TurnClient, TurnFinished
 from dualpath.errors import DualPathError
-from dualpath.replay.report import NodeCounters
 from dualpath.types import Role
 from dualpath.workload.agent import Agent, PromptSpec
+from dualpath.workload.arrivals import arrivals
 from dualpath.workload.randomness import Random
+from dualpath.workload.report import NodeCounters
 from dualpath.workload.timeline import StageDurations, TurnId, TurnRecorder, TurnTimeline
 
 SAMPLE_INTERVAL_S = 0.25
@@ -116,10 +116,9 @@ class ReplayDriver:
         self._progress = Progress(len(agents))
         self._started_s = self._clock.now()
         watcher = asyncio.create_task(self._watch())
+        delays = arrivals(len(agents), self._options.arrival_rate, random)
         try:
-            await asyncio.gather(
-                *(self._run_agent(agent, delay) for agent, delay in zip(agents, self._delays(agents, random), strict=True))
-            )
+            await asyncio.gather(*(self._run_agent(agent, delay) for agent, delay in zip(agents, delays, strict=True)))
         finally:
             self.wall_s = self._clock.now() - self._started_s
             watcher.cancel()
@@ -127,16 +126,6 @@ class ReplayDriver:
         await asyncio.sleep(2 * SAMPLE_INTERVAL_S)  # engines report a little late
         await self._sample()
         return self.meter
-
-    def _delays(self, agents: Sequence[Agent], random: Random) -> list[float]:
-        rate = self._options.arrival_rate
-        if rate is None:
-            return [0.0] * len(agents)
-        delays, now = [], 0.0
-        for _ in agents:
-            delays.append(now)
-            now -= math.log(1.0 - random.uniform(0.0, 1.0)) / rate
-        return delays
 
     async def _run_agent(self, agent: Agent, delay_s: float) -> None:
         await asyncio.sleep(delay_s)

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from dualpath.types import RequestId
 
 AttentionTime = Callable[[int, int], float]
 """Predicted attention seconds of ``(cached, new)`` tokens over all layers; grows with both."""
+
+
+class Ready(Protocol):
+    """A request whose ``cached`` tokens are in buffers; the next ``new``, to the end of the prompt, are to be computed."""
+
+    @property
+    def request_id(self) -> RequestId: ...
+
+    @property
+    def cached(self) -> int: ...
+
+    @property
+    def new(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +68,7 @@ class Batching:
         """Whether a prompt could ever be computed here; admission has to refuse it otherwise."""
         return prompt_tokens <= self._kv_rows
 
-    def pack(self, ready: Iterable[ReadyRequest]) -> list[Chunk]:
+    def pack(self, ready: Iterable[Ready]) -> list[Chunk]:
         """The next batch, in the order of ``ready``: whole requests, then one that is cut where it would exceed a limit.
 
         The first request advances by at least a block, whatever quota and ``max_batch_tokens`` say.
@@ -79,11 +93,12 @@ class Batching:
             rows_left -= request.cached + new
         return chunks
 
-    def _check(self, request: ReadyRequest) -> None:
+    def _check(self, request: Ready) -> None:
         if request.new < 1 or not self.fits_alone(request.cached + request.new):
-            raise ValueError(f"{request} cannot run in {self._kv_rows} KV rows")
+            tokens = f"[0, {request.cached}, {request.cached + request.new})"
+            raise ValueError(f"{request.request_id}: {tokens} cannot run in {self._kv_rows} KV rows")
 
-    def _largest_chunk(self, request: ReadyRequest, most: int, seconds: float) -> int:
+    def _largest_chunk(self, request: Ready, most: int, seconds: float) -> int:
         """The most new tokens, whole or up to a block edge, within ``most`` and ``seconds``; 0 or less if none fit."""
         cached = request.cached
         if most == request.new and self._attention_time(cached, most) <= seconds:

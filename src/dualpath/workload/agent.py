@@ -117,18 +117,26 @@ def assigned(trajectories: Sequence[Trajectory], agents: int, random: Random, fi
     """A trajectory for each of ``agents`` agents.
 
     Agents beyond the given trajectories replay a sampled one behind a synthetic first turn of ``first_tokens`` random
-    tokens that generates one (A.3), so that nothing is shared between them.
+    tokens that generates one (A.3), so that nothing is shared between them. Copies of one trajectory share one tuple of
+    turns.
     """
     if not trajectories:
         raise ValueError("no trajectories to replay")
-    extra = range(len(trajectories), agents)
-    return [*trajectories[:agents], *(_with_first_turn(random.choice(trajectories), n, first_tokens) for n in extra)]
+    copies: dict[int, Trajectory] = {}
+    chosen = list(trajectories[:agents])
+    for number in range(len(trajectories), agents):
+        source = random.choice(trajectories)
+        copy = copies.get(id(source))
+        if copy is None:
+            copy = copies[id(source)] = _with_first_turn(source, first_tokens)
+        chosen.append(copy.named(f"{source.id}#{number}"))
+    return chosen
 
 
-def _with_first_turn(trajectory: Trajectory, agent: int, first_tokens: int) -> Trajectory:
+def _with_first_turn(trajectory: Trajectory, first_tokens: int) -> Trajectory:
     shift = first_tokens + 1
     turns = (replace(turn, kept_tokens=_shifted(turn.kept_tokens, shift)) for turn in trajectory.turns)
-    return Trajectory(f"{trajectory.id}#{agent}", (Turn(first_tokens, 1), *turns))
+    return Trajectory(trajectory.id, (Turn(first_tokens, 1), *turns))
 
 
 def _shifted(kept_tokens: int | None, shift: int) -> int | None:

@@ -1,15 +1,19 @@
-"""Numbers of a replay: percentiles, completion times, hit rates, balance and digests (paper section 7)."""
+"""Numbers of a run: percentiles, completion times, hit rates, balance and digests (paper section 7)."""
 
 from __future__ import annotations
 
 import hashlib
 import math
+from array import array
 from collections.abc import Iterable, Sequence
+from itertools import compress
+from operator import not_
 from statistics import fmean
 from typing import NamedTuple
 
 from dualpath.workload.agent import block_hit
 from dualpath.workload.timeline import StageDurations, TurnTimeline
+from dualpath.workload.turn_table import TurnTable
 
 
 class Summary(NamedTuple):
@@ -38,66 +42,71 @@ def _of_sorted(ordered: Sequence[float], percent: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (rank - low)
 
 
-def summary(values: Iterable[float | None]) -> Summary:
-    """Summary of the values that are not None."""
-    ordered = sorted(value for value in values if value is not None)
+def summary(values: Iterable[float]) -> Summary:
+    """Summary of the values, none of them NaN; holds them all, as one list."""
+    ordered = sorted(values)
     if not ordered:
         return Summary(None, None, None, None)
     return Summary(fmean(ordered), *(_of_sorted(ordered, percent) for percent in (50, 90, 99)))
 
 
-def jct_s(turns: Sequence[TurnTimeline]) -> float:
+def jct_s(turns: TurnTable) -> float:
     """Job completion time: from the first submission until the last turn of the last agent has ended."""
     if not turns:
         return 0.0
-    return max(turn.finished_s for turn in turns) - min(turn.submitted_s for turn in turns)
+    return max(turns.columns.finished_s) - min(turns.columns.submitted_s)
 
 
-def agent_durations_s(turns: Iterable[TurnTimeline]) -> dict[str, float]:
-    """Each agent's time from its first submission to its last end (paper Fig. 11)."""
-    spans: dict[str, tuple[float, float]] = {}
-    for turn in turns:
-        start, end = spans.get(turn.id.agent, (turn.submitted_s, turn.finished_s))
-        spans[turn.id.agent] = (min(start, turn.submitted_s), max(end, turn.finished_s))
-    return {agent: end - start for agent, (start, end) in spans.items()}
+def agent_durations_s(turns: TurnTable) -> dict[int, float]:
+    """Each agent's time, by its number, from its first submission to its last end (paper Fig. 11)."""
+    columns = turns.columns
+    starts: dict[int, float] = {}
+    ends: dict[int, float] = {}
+    for agent, start_s, end_s in zip(columns.agent, columns.submitted_s, columns.finished_s, strict=True):
+        if start_s < starts.get(agent, math.inf):
+            starts[agent] = start_s
+        if end_s > ends.get(agent, -math.inf):
+            ends[agent] = end_s
+    return {agent: ends[agent] - start_s for agent, start_s in starts.items()}
 
 
-def agents_completed(turns: Iterable[TurnTimeline]) -> int:
+def agents_completed(turns: TurnTable) -> int:
     """Agents none of whose turns failed."""
-    failed: dict[str, bool] = {}
-    for turn in turns:
-        failed[turn.id.agent] = failed.get(turn.id.agent, False) or not turn.completed
-    return sum(not any_failed for any_failed in failed.values())
+    columns = turns.columns
+    return len(set(columns.agent)) - len(set(compress(columns.agent, map(not_, columns.completed))))
 
 
-def mean_itl_s(turns: Iterable[TurnTimeline]) -> float | None:
-    """Mean time between two tokens, over all pairs of neighbours of all turns (TPOT weighs turns alike instead)."""
-    decoded = [(turn.decode_s, turn.output_tokens - 1) for turn in turns if turn.decode_s is not None]
-    return ratio(sum(seconds for seconds, _ in decoded), sum(steps for _, steps in decoded))
+def mean_itl_s(turns: TurnTable) -> float | None:
+    """Mean time between two tokens, over all neighbours of all completed turns (TPOT weighs turns alike instead)."""
+    total_s, steps = 0.0, 0
+    for seconds, turn_steps in turns.decodes():
+        total_s += seconds
+        steps += turn_steps
+    return ratio(total_s, steps)
 
 
-def hit_rate(turns: Sequence[TurnTimeline]) -> float | None:
-    """Share of all prompt tokens that came from the cache."""
-    return ratio(sum(turn.cached_tokens for turn in turns), sum(turn.prompt_tokens for turn in turns))
+def hit_rate(turns: TurnTable) -> float | None:
+    """Share of the completed turns' prompt tokens that came from the cache."""
+    return ratio(_total(turns, turns.columns.cached_tokens), _total(turns, turns.columns.prompt_tokens))
 
 
-def theoretical_hit_rate(turns: Sequence[TurnTimeline], block_tokens: int = 1) -> float | None:
-    """Share of all prompt tokens that an earlier turn of the same agent had left behind, in whole blocks."""
-    hits = sum(block_hit(turn.hit_tokens, block_tokens) for turn in turns)
-    return ratio(hits, sum(turn.prompt_tokens for turn in turns))
+def theoretical_hit_rate(turns: TurnTable, block_tokens: int = 1) -> float | None:
+    """Share of the completed turns' prompt tokens that an earlier turn of the agent had left behind, in whole blocks."""
+    hits = sum(block_hit(hit, block_tokens) for hit in turns.of_completed(turns.columns.hit_tokens))
+    return ratio(hits, _total(turns, turns.columns.prompt_tokens))
 
 
-def mean_stages(turns: Sequence[TurnTimeline]) -> StageDurations:
-    """Mean durations of the stages before the first token (paper Fig. 12 left)."""
-    if not turns:
+def mean_stages(turns: TurnTable) -> StageDurations:
+    """Mean durations of the completed turns' stages before the first token (paper Fig. 12 left)."""
+    columns, completed = turns.columns, turns.completed()
+    if not completed:
         return StageDurations()
-    stages = [turn.stages for turn in turns]
-    return StageDurations(
-        scheduling_s=fmean(one.scheduling_s for one in stages),
-        allocation_s=fmean(one.allocation_s for one in stages),
-        read_s=fmean(one.read_s for one in stages),
-        prefill_s=fmean(one.prefill_s for one in stages),
-    )
+    stages = (columns.scheduling_s, columns.allocation_s, columns.read_s, columns.prefill_s)
+    return StageDurations(*(math.fsum(turns.of_completed(stage)) / completed for stage in stages))
+
+
+def _total(turns: TurnTable, column: array[int]) -> int:
+    return sum(turns.of_completed(column))
 
 
 def max_over_mean(values: Sequence[float]) -> float | None:

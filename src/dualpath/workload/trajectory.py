@@ -84,6 +84,13 @@ class Trajectory:
                 raise ValueError(f"turns[{index}].appended_tokens: the prompt would be empty")
             history = prompt + turn.returned_tokens
 
+    def named(self, identity: str) -> Trajectory:
+        """The same turns under another name; they are not checked again."""
+        copy = object.__new__(Trajectory)
+        object.__setattr__(copy, "id", identity)
+        object.__setattr__(copy, "turns", self.turns)
+        return copy
+
     def steps(self) -> Iterator[Step]:
         """Every turn with its prompt's length and theoretical hit, if outputs are as long as the trace says.
 

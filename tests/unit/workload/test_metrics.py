@@ -8,6 +8,7 @@ import pytest
 
 from dualpath.workload import metrics
 from dualpath.workload.timeline import StageDurations, TurnId, TurnRecorder, TurnTimeline, digest
+from dualpath.workload.turn_table import TurnTable
 
 STAGES = StageDurations(0.1, 0.2, 0.3, 0.4)
 
@@ -20,6 +21,10 @@ def recorded(agent: str, turn: int, start_s: float, tokens: list[int], step_s: f
         now_s += step_s
     assert recorder.tokens == tokens
     return recorder.finished(now_s, cached_tokens=128, stages=STAGES)
+
+
+def table(*turns: TurnTimeline) -> TurnTable:
+    return TurnTable.of(turns)
 
 
 def test_stamps_of_a_turn() -> None:
@@ -61,43 +66,50 @@ def test_no_percentile(values: list[float], percent: float) -> None:
         metrics.percentile(values, percent)
 
 
-def test_summary_leaves_none_out() -> None:
-    assert tuple(metrics.summary([None, 2.0, 4.0])) == pytest.approx((3.0, 3.0, 3.8, 3.98))
-    assert metrics.summary([None]) == metrics.Summary(None, None, None, None)
+def test_summary() -> None:
+    assert tuple(metrics.summary(iter([4.0, 2.0]))) == pytest.approx((3.0, 3.0, 3.8, 3.98))
+    assert metrics.summary([]) == metrics.Summary(None, None, None, None)
 
 
 def test_completion_times() -> None:
-    turns = [recorded("a", 0, 10.0, [1, 2]), recorded("b", 0, 11.0, [1]), recorded("a", 1, 20.0, [1, 2, 3])]
+    turns = table(recorded("a", 0, 10.0, [1, 2]), recorded("b", 0, 11.0, [1]), recorded("a", 1, 20.0, [1, 2, 3]))
     assert metrics.jct_s(turns) == 12.5
-    assert metrics.agent_durations_s(turns) == {"a": 12.5, "b": 1.5}
-    assert metrics.jct_s([]) == 0.0
+    assert metrics.agent_durations_s(turns) == {0: 12.5, 1: 1.5}
+    assert (metrics.jct_s(table()), metrics.agent_durations_s(table())) == (0.0, {})
 
 
 def test_agents_with_a_failed_turn_are_not_complete() -> None:
     failed = dataclasses.replace(recorded("a", 1, 20.0, [1]), error="timed out")
-    turns = [recorded("a", 0, 10.0, [1]), failed, recorded("b", 0, 1.0, [1])]
+    turns = table(recorded("a", 0, 10.0, [1]), failed, recorded("b", 0, 1.0, [1]))
     assert metrics.agents_completed(turns) == 1
 
 
 def test_rates() -> None:
-    turns = [recorded("a", 0, 0.0, [1]), recorded("a", 1, 5.0, [1])]
+    turns = table(recorded("a", 0, 0.0, [1]), recorded("a", 1, 5.0, [1]))
     assert metrics.hit_rate(turns) == 256 / 400
     assert metrics.theoretical_hit_rate(turns) == 0.75
     assert metrics.theoretical_hit_rate(turns, 64) == 256 / 400
-    assert metrics.hit_rate([]) is None
+    assert metrics.hit_rate(table()) is None
 
 
 def test_itl_weighs_steps_and_tpot_weighs_turns() -> None:
-    turns = [recorded("a", 0, 0.0, [1, 2], step_s=1.0), recorded("a", 1, 5.0, [1, 2, 3, 4], step_s=2.0)]
+    turns = table(recorded("a", 0, 0.0, [1, 2], step_s=1.0), recorded("a", 1, 5.0, [1, 2, 3, 4], step_s=2.0))
     assert metrics.mean_itl_s(turns) == 7 / 4
-    assert metrics.summary(turn.tpot_s for turn in turns).mean == 1.5
+    assert metrics.summary(turns.tpot_s()).mean == 1.5
 
 
 def test_mean_stages() -> None:
     other = dataclasses.replace(recorded("a", 1, 0.0, [1]), stages=StageDurations(0.3, 0.2, 0.5, 0.0))
-    mean = metrics.mean_stages([recorded("a", 0, 0.0, [1]), other])
+    mean = metrics.mean_stages(table(recorded("a", 0, 0.0, [1]), other))
     assert dataclasses.astuple(mean) == pytest.approx((0.2, 0.2, 0.4, 0.2))
-    assert metrics.mean_stages([]) == StageDurations()
+    assert metrics.mean_stages(table()) == StageDurations()
+
+
+def test_numbers_of_completed_turns_leave_failed_ones_out() -> None:
+    completed = recorded("a", 0, 0.0, [1, 2, 3])
+    failed = dataclasses.replace(recorded("b", 0, 9.0, [1, 2], step_s=7.0), error="lost")
+    for number in (metrics.mean_itl_s, metrics.hit_rate, metrics.theoretical_hit_rate, metrics.mean_stages):
+        assert number(table(completed, failed)) == number(table(completed))
 
 
 def test_max_over_mean() -> None:

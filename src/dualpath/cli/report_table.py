@@ -1,8 +1,10 @@
-"""The table that sets several systems' reports side by side, each beside its ratio to the first."""
+"""The tables of a report: systems side by side, each beside its ratio to the first; their nodes; resources over time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from rich.table import Table
@@ -10,6 +12,8 @@ from rich.table import Table
 Entry = Mapping[str, Any]
 MARK = "*"
 RATIO = "vs first"
+BLOCKS = "▁▂▃▄▅▆▇█"
+SPARKLINE_CHARACTERS = 40
 
 
 class Row(NamedTuple):
@@ -117,6 +121,36 @@ def render_nodes(report: Mapping[str, Any]) -> Table:
     for nodes in zip(*(entry["nodes"] for entry in systems), strict=True):
         table.add_row(nodes[0]["name"], *(_node(node) for node in nodes))
     return table
+
+
+def render_utilisation(report: Mapping[str, Any]) -> list[Table]:
+    """For each system that has it, how busy its resources were: mean, maximum, and a sparkline over the whole run."""
+    return [_utilisation(entry["system"], entry["utilisation"]) for entry in report["systems"] if "utilisation" in entry]
+
+
+def _utilisation(system: str, utilisation: Entry) -> Table:
+    series: Mapping[str, Sequence[float]] = utilisation["series"]
+    run_s = utilisation["interval_s"] * max(map(len, series.values()), default=0)
+    table = Table(title=f"{system}: share of the capacity used, over {_seconds(run_s)}")
+    table.add_column("resource", no_wrap=True)
+    table.add_column("mean", justify="right", no_wrap=True)
+    table.add_column("max", justify="right", no_wrap=True)
+    table.add_column("over time", no_wrap=True)
+    for name, shares in series.items():
+        mean, most = (_percent(fmean(shares)), _percent(max(shares))) if shares else ("–", "–")
+        table.add_row(name, mean, most, sparkline(shares))
+    return table
+
+
+def sparkline(shares: Sequence[float]) -> str:
+    """A block for each share of 1, or, beyond 40 of them, for each stretch's mean; full height is 1 or more."""
+    characters = min(len(shares), SPARKLINE_CHARACTERS)
+    edges = [len(shares) * number // characters for number in range(characters + 1)] if characters else []
+    return "".join(_block(fmean(shares[start:end])) for start, end in pairwise(edges))
+
+
+def _block(share: float) -> str:
+    return BLOCKS[min(max(0, int(share * len(BLOCKS))), len(BLOCKS) - 1)]
 
 
 def _node(node: Entry) -> str:

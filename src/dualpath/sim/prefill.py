@@ -1,0 +1,177 @@
+"""Prefill engines that run in step: quota batches, layerwise overlap, chunks (paper sections 2 and 6)."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+
+from dualpath.dataflow.charges import PerToken, Stage
+from dualpath.scheduling.batching import Batching, Chunk
+from dualpath.sim.kernel import Kernel
+from dualpath.sim.nodes import PrefillEngine
+from dualpath.sim.request import SimRequest
+from dualpath.sim.spec import ClusterSpec
+from dualpath.sim.steps import overlapped
+
+Part = tuple[PrefillEngine, SimRequest, Chunk]
+
+
+class PrefillGroup:
+    """Engines whose layers end together; a step begins when the last one has ended and someone has work.
+
+    Attributes:
+        busy_s: seconds in steps.
+        steps_s, most_attention_s, mean_attention_s: of every step its begin, and its engines' attention (Fig. 14).
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        spec: ClusterSpec,
+        engines: Sequence[PrefillEngine],
+        charges: dict[Stage, PerToken],
+        prefilled: Callable[[SimRequest], None],
+    ) -> None:
+        self.engines = engines
+        self.busy_s = 0.0
+        self.busy_until_s = 0.0
+        self.steps_s, self.most_attention_s, self.mean_attention_s = array("d"), array("f"), array("f")
+        self._kernel = kernel
+        self._prefilled = prefilled
+        self._attention_time = spec.prefill.attention_time
+        self._step = spec.prefill.step_time.step
+        self._layers = spec.geometry.layers
+        self._layerwise = spec.prefill.layerwise
+        self._collective_bytes = spec.prefill.collective_bytes
+        self._load, self._store = charges[Stage.LOAD], charges[Stage.STORE]
+        self._forward = self._load.plus(self._store)
+        self._moves = spec.transfers
+        self._batching = Batching(
+            spec.prefill.attention_time,
+            quota_s=spec.prefill.quota_s,
+            max_batch_tokens=spec.prefill.max_batch_tokens,
+            kv_rows=spec.prefill_kv_rows,
+            block_tokens=spec.geometry.block_tokens,
+        )
+        self._running = False
+        self._parts: list[Part] = []
+        self._compute_s = 0.0
+
+    def fits(self, prompt_tokens: int) -> bool:
+        """Whether a prompt could ever be computed here."""
+        return self._batching.fits_alone(prompt_tokens)
+
+    def ready(self, request: SimRequest) -> None:
+        """The hit of a request of one of these engines is in buffers."""
+        assert request.prefill is not None
+        request.prefill.ready.append(request)
+        if not self._running:
+            self._begin()
+
+    def busy_seconds(self, now_s: float) -> float:
+        """Seconds in steps so far."""
+        return self.busy_s - max(0.0, self.busy_until_s - now_s)
+
+    def _begin(self) -> None:
+        """Pack a batch on every engine and start the step; idle if there is nothing."""
+        parts, most_s, total_s, new_tokens = self._pack()
+        self._parts = parts
+        self._running = bool(parts)
+        now_s = self._kernel.now_s
+        count = len(self.engines)
+        if not parts:
+            if self._collective_bytes:
+                self._share_links(0.0)
+            return
+        self.steps_s.append(now_s)
+        self.most_attention_s.append(most_s)
+        self.mean_attention_s.append(total_s / count)
+        self._compute_s = compute_s = self._step(most_s, new_tokens / count)
+        if self._collective_bytes:
+            self._share_links(new_tokens / count * self._collective_bytes / compute_s)
+        if self._layerwise:
+            transfer_s = self._carry(self._forward) - now_s if self._moves else 0.0
+            self._end_at(now_s + overlapped(compute_s, transfer_s, self._layers))
+        elif self._moves:
+            loaded_s = self._carry(self._load)
+            self._kernel.at(loaded_s + compute_s, self._computed)
+            self._busy(loaded_s + compute_s)
+        else:
+            self._end_at(now_s + compute_s)
+
+    def _computed(self, _: None) -> None:
+        """Not layerwise: the whole batch's KV is stored only now."""
+        self._end_at(self._carry(self._store))
+
+    def _end_at(self, time_s: float) -> None:
+        self._busy(time_s)
+        self._kernel.at(time_s, self._end)
+
+    def _busy(self, until_s: float) -> None:
+        self.busy_s += until_s - self._kernel.now_s
+        self.busy_until_s = until_s
+
+    def _pack(self) -> tuple[list[Part], float, float, int]:
+        """What every engine computes next; the slowest one's and all attention seconds, and all new tokens."""
+        parts: list[Part] = []
+        most_s = total_s = 0.0
+        new_tokens = 0
+        attention_time, pack = self._attention_time, self._batching.pack
+        for engine in self.engines:
+            ready = engine.ready
+            if ready:
+                engine_s = 0.0
+                for request, chunk in zip(ready, pack(ready), strict=False):
+                    engine_s += attention_time(chunk.cached, chunk.new)
+                    new_tokens += chunk.new
+                    parts.append((engine, request, chunk))
+                engine.attention_s += engine_s
+                total_s += engine_s
+                if engine_s > most_s:
+                    most_s = engine_s
+        return parts, most_s, total_s, new_tokens
+
+    def _carry(self, charges: PerToken) -> float:
+        """Post the batch's moves; when the last link is through."""
+        now_s = self._kernel.now_s
+        latest_s = now_s
+        head_charge, tail_charge, new_charge = charges
+        for engine, request, chunk in self._parts:
+            new, cached = chunk.new, chunk.cached
+            head = request.head if cached == request.hit_tokens else 0
+            tail = cached - head
+            decode = request.decode
+            assert decode is not None
+            for link, size in (
+                (engine.cnic.read, head * head_charge[3] + tail * tail_charge[3] + new * new_charge[3]),
+                (engine.cnic.write, head * head_charge[4] + tail * tail_charge[4] + new * new_charge[4]),
+                (decode.cnic.read, head * head_charge[5] + tail * tail_charge[5] + new * new_charge[5]),
+                (decode.cnic.write, head * head_charge[6] + tail * tail_charge[6] + new * new_charge[6]),
+                (engine.node.dram, head * head_charge[7] + tail * tail_charge[7] + new * new_charge[7]),
+                (decode.node.dram, head * head_charge[8] + tail * tail_charge[8] + new * new_charge[8]),
+            ):
+                if size:
+                    finish_s = link.carry(now_s, size)
+                    if finish_s > latest_s:
+                        latest_s = finish_s
+        return latest_s
+
+    def _end(self, _: None) -> None:
+        """Every chunk is computed and its KV is in the decode engines' buffers."""
+        parts, self._parts = self._parts, []
+        for engine, request, chunk in parts:
+            if chunk.cached == request.hit_tokens and request.head:
+                engine.node.buffer.give_back(request.head)
+            request.cached += chunk.new
+            request.new -= chunk.new
+            if chunk.last:
+                engine.ready.popleft()
+                self._prefilled(request)
+        self._begin()
+
+    def _share_links(self, bytes_per_s: float) -> None:
+        """Tell the compute NICs what the all-to-all of a new step takes of them."""
+        now_s = self._kernel.now_s
+        for engine in self.engines:
+            engine.cnic.read.set_collective_rate(now_s, bytes_per_s)
+            engine.cnic.write.set_collective_rate(now_s, bytes_per_s)
