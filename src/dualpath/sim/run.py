@@ -112,7 +112,7 @@ class Simulation:
             self._send_after(agent, arrival_s)
         until_s = 0.0
         while self.kernel.run(until_s):
-            until_s = self.kernel.now_s + SLICE_S
+            until_s += SLICE_S
             self.progress.virtual_s = self.kernel.now_s
             if self.on_progress is not None:
                 self.on_progress(self.progress)

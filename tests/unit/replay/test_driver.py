@@ -14,6 +14,7 @@ from dualpath.replay import driver as driver_module
 from dualpath.replay.driver import NodeMeter, Progress, ReplayDriver, ReplayOptions
 from dualpath.types import Role
 from dualpath.workload.agent import Agent
+from dualpath.workload.arrivals import arrivals
 from dualpath.workload.trajectory import Trajectory, Turn
 
 
@@ -129,17 +130,10 @@ def test_recorded_gaps_are_kept_only_if_asked_for() -> None:
     assert without.turns[1].submitted_s - without.turns[0].finished_s < 0.2
 
 
-def test_arrivals_are_poisson_at_the_rate_asked_for_and_the_same_for_every_system() -> None:
-    driver = ReplayDriver(ScriptedClient(), MonotonicClock(), ReplayOptions(arrival_rate=50.0))
-    many = agents(2000, Turn(4, 1))
-    delays = driver._delays(many, random.Random(3))
-    assert delays[0] == 0.0
-    assert delays == sorted(delays)
-    assert delays[-1] == pytest.approx(2000 / 50.0, rel=0.1)
-    assert driver._delays(many, random.Random(3)) == delays
+def test_agents_arrive_when_the_workload_says() -> None:
     arrived, _ = replay(ScriptedClient(), agents(5, Turn(4, 1)), ReplayOptions(arrival_rate=50.0))
     starts = sorted(turn.submitted_s for turn in arrived.turns)
-    assert starts[-1] - starts[0] >= driver._delays(many[:5], random.Random(0))[-1] - 1e-3
+    assert starts[-1] - starts[0] >= arrivals(5, 50.0, random.Random(0))[-1] - 1e-3
 
 
 def test_a_scheduler_that_does_not_answer_for_a_while_is_no_failure() -> None:
