@@ -17,6 +17,7 @@ VERBS = {
     "serve": "serve a model with an OpenAI-compatible API",
     "replay": "replay agent traces and compare systems",
     "demo": "Basic, DualPath and Oracle on this machine, in two minutes",
+    "simulate": "run agents through a cluster that you do not have",
     "plan": "what the second path would bring on a cluster",
     "profile": "measure this machine for a model",
     "model": "make small models",

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Sequence
-from dataclasses import asdict, replace
-from pathlib import Path
-from statistics import fmean
+from dataclasses import asdict
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
+from dualpath.cli.cluster_options import cost_and_size, overridden, shape_of
 from dualpath.cli.options import FiniteRange
 from dualpath.cli.traces import read_trajectories
-from dualpath.costmodel.catalogue import MODELS, NODES, Node, model_named, node_named
-from dualpath.costmodel.families import cost_of_config
+from dualpath.costmodel.catalogue import MODELS, NODES, node_named
 from dualpath.costmodel.shapes import ModelCost
 from dualpath.dataflow.bounds import ClusterShape, RatioRange, Resource, loads, ratio_range, utilisations
 from dualpath.dataflow.estimate import Efficiency, Estimate, Limit, MeanTurn, estimate
-from dualpath.errors import ModelError, SettingsError
-from dualpath.settings import parse_bytes
-from dualpath.workload.trajectory import Trajectory
+from dualpath.errors import SettingsError
+from dualpath.sim.presets import mean_turn
 
-_CLUSTER = re.compile(r"(\d+)P(\d+)D", re.IGNORECASE)
 _POSITIVE = FiniteRange(0, min_open=True)
 _SHARE = FiniteRange(0, 1, min_open=True)
 WORTH_IT = 1.1
@@ -80,44 +74,16 @@ def plan(
     These are upper bounds from bytes, FLOPs and data sheets (paper sections 3 and 4.2): queues, stragglers and decode
     memory only make a cluster slower.
     """
-    node = _node(node_named(hardware), gpus, snic_bandwidth, cnic_bandwidth, dram_bandwidth)
-    cost = _cost(model, kv_element_bytes)
+    node = overridden(node_named(hardware), gpus, snic_bandwidth, cnic_bandwidth, dram_bandwidth)
+    cost, _ = cost_and_size(model, kv_element_bytes)
     turn = _turn(trace, prompt_tokens, new_tokens)
-    shape = _shape(cluster, node)
+    shape = shape_of(cluster, node)
     found = estimate(shape, node.flops, cost, turn, Efficiency(storage_efficiency, compute_efficiency))
     ratios = ratio_range(shape.engines_per_node, shape.snic_share, shape.cnic_bandwidth, shape.dram_bandwidth)
     if as_json:
         click.echo(json.dumps(_report(shape, turn, cost, found, ratios), indent=2))
         return
     _show(Console(highlight=False), cluster, shape, turn, cost, found, ratios)
-
-
-def _node(node: Node, gpus: int | None, snic: str | None, cnic: str | None, dram: str | None) -> Node:
-    rates = {"snic_bandwidth": snic, "cnic_bandwidth": cnic, "dram_bandwidth": dram}
-    given: dict[str, Any] = {name: float(_rate(name, text)) for name, text in rates.items() if text is not None}
-    return replace(node, **given) if gpus is None else replace(node, gpus=gpus, **given)
-
-
-def _rate(name: str, text: str) -> int:
-    flag = f"--{name.replace('_', '-')}"
-    rate = parse_bytes(text, flag)
-    if rate <= 0:
-        raise SettingsError(f"{flag} must be positive, not {text!r}")
-    return rate
-
-
-def _cost(model: str, element_bytes: int) -> ModelCost:
-    path = Path(model)
-    if not path.exists():
-        return model_named(model)
-    config = path / "config.json" if path.is_dir() else path
-    try:
-        values = json.loads(config.read_text())
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{config}: no readable model configuration: {error}") from error
-    if not isinstance(values, dict):
-        raise ModelError(f"{config}: no model configuration: it is no JSON object")
-    return cost_of_config(values, element_bytes=element_bytes)
 
 
 def _turn(trace: str | None, prompt_tokens: float | None, new_tokens: float | None) -> MeanTurn:
@@ -129,27 +95,6 @@ def _turn(trace: str | None, prompt_tokens: float | None, new_tokens: float | No
         return MeanTurn(prompt_tokens, new_tokens)
     except ValueError as error:
         raise SettingsError(f"--new-tokens: {error}") from error
-
-
-def mean_turn(trajectories: Sequence[Trajectory]) -> MeanTurn:
-    """The average over all turns of all trajectories, with exact (not whole-block) hits."""
-    steps = [step for trajectory in trajectories for step in trajectory.steps()]
-    prompt = fmean(step.prompt_tokens for step in steps)
-    return MeanTurn(prompt, prompt - fmean(step.hit_tokens for step in steps))
-
-
-def _shape(cluster: str, node: Node) -> ClusterShape:
-    match = _CLUSTER.fullmatch(cluster.strip())
-    if match is None or not int(match[1]) or not int(match[2]):
-        raise SettingsError(f"--cluster: {cluster!r} does not say prefill and decode nodes, such as 2P4D")
-    return ClusterShape(
-        prefill_nodes=int(match[1]),
-        decode_nodes=int(match[2]),
-        engines_per_node=node.gpus,
-        cnic_bandwidth=node.cnic_bandwidth,
-        snic_share=node.snic_bandwidth / node.cnic_bandwidth,
-        dram_bandwidth=node.dram_bandwidth,
-    )
 
 
 def _report(shape: ClusterShape, turn: MeanTurn, cost: ModelCost, found: Estimate, ratios: RatioRange) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from dualpath.costmodel.shapes import PAPER_MODELS, ModelCost
+from dualpath.costmodel.shapes import PAPER_MODELS, ModelCost, ModelSize
 from dualpath.errors import SettingsError
 from dualpath.knobs import did_you_mean
 
@@ -70,6 +70,18 @@ MODELS: dict[str, ModelCost] = {
     "gpt-oss-120b": PAPER_MODELS["GPT-OSS-120B"],
 }
 """Models by name. A store of DeepSeek-V3.2 keeps its indexer keys too (132 B a layer), which Table 1 leaves out."""
+
+
+SIZES: dict[str, ModelSize] = {
+    "ds-660b": ModelSize(61, 671e9, 7168, 2, 4),
+    "ds-27b": ModelSize(30, 27e9, 2560),
+    "deepseek-v3.2": ModelSize(61, 671e9, 7168, 2, 4),
+    "deepseek-v3": ModelSize(61, 671e9, 7168, 2, 4),
+    "qwen2.5-32b": ModelSize(64, 65.5e9),
+    "qwen3-235b": ModelSize(94, 235e9, 4096),
+    "gpt-oss-120b": ModelSize(36, 63e9, 2880),
+}
+"""Of the models of ``MODELS``; DeepSeek's experts run over 16 and 32 GPUs as the paper has it."""
 
 
 def node_named(name: str) -> Node:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dualpath.costmodel.shapes import DenseShape, ModelCost
+from dualpath.costmodel.shapes import DenseShape, ModelCost, ModelSize
 from dualpath.errors import ModelError
 from dualpath.knobs import did_you_mean
 
@@ -26,6 +26,26 @@ def cost_of_config(config: Mapping[str, Any], *, element_bytes: int = 2) -> Mode
         supported = f"supported are {', '.join(_FAMILIES)}"
         raise ModelError(f"model_type {kind!r} is not supported{did_you_mean(kind, _FAMILIES)}; {supported}")
     return _FAMILIES[kind](_Numbers(config), element_bytes)
+
+
+def size_of_config(config: Mapping[str, Any], *, element_bytes: int = 2) -> ModelSize:
+    """Layers and weights of the model that ``config`` describes, weights at ``element_bytes`` each; on one node a role.
+
+    Raises:
+        ModelError: as for ``cost_of_config``.
+    """
+    cost_of_config(config, element_bytes=element_bytes)  # finds out what is wrong with it
+    number = _Numbers(config)
+    layers, hidden = number("num_hidden_layers"), number("hidden_size")
+    experts = number.optional("n_routed_experts") or number.optional("num_experts") or number.optional("num_local_experts")
+    weights = 2.0 * hidden * number("vocab_size", 1)
+    if experts:
+        expert = 3 * hidden * number("moe_intermediate_size", number.optional("intermediate_size") or 1)
+        attention = 4 * hidden * hidden
+        weights += layers * (attention + expert * (experts + number("n_shared_experts", 0)))
+    else:
+        weights += _grouped(number).layer_parameters
+    return ModelSize(layers, weights * element_bytes, hidden if experts else 0)
 
 
 class _Numbers:

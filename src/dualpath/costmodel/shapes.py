@@ -27,6 +27,24 @@ class ModelCost:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelSize:
+    """What a model's cost does not say.
+
+    Attributes:
+        layers: of the model.
+        weight_bytes: of all weights, at the precision that they are served in.
+        hidden_size: width of what experts exchange.
+        prefill_step_nodes, decode_step_nodes: nodes over which weights are spread and whose engines run in step.
+    """
+
+    layers: int
+    weight_bytes: float
+    hidden_size: int = 0
+    prefill_step_nodes: int = 1
+    decode_step_nodes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class DenseShape:
     """A dense decoder with grouped-query attention and a gated MLP."""
 

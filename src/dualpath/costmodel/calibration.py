@@ -1,0 +1,59 @@
+"""The simulator's free parameters: what no data sheet or kernel table says, each with its reason (paper section 7)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+def parameter(default: float, unit: str, reason: str, *, calibrated: bool = False) -> Any:
+    """A free parameter; ``calibrated`` ones were set so that the simulator meets one of three figures of the paper."""
+    return field(default=default, metadata={"unit": unit, "reason": reason, "calibrated": calibrated})
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """One set for all clusters, models and figures."""
+
+    mixture_factor: float = parameter(
+        1.95,
+        "x",
+        "experts and all-to-all of a prefill step against the kernel tables, which know balanced experts and no other "
+        "kernels (set on Oracle, 4,096 agents)",
+        calibrated=True,
+    )
+    storage_share: float = parameter(
+        0.66,
+        "of the client's ceiling",
+        "storage reads against what a 3FS client can read (set on Basic, 2,048 agents)",
+        calibrated=True,
+    )
+    decode_factor: float = parameter(
+        1.43,
+        "x",
+        "decode steps against the kernel tables scaled by memory bandwidth: sampling, scheduling, unequal experts "
+        "(set on Oracle, 512 agents)",
+        calibrated=True,
+    )
+    turn_s: float = parameter(0.5, "s", "client, tokenizing, hashing and matching of a prompt of tens of thousands of tokens")
+    handoff_s: float = parameter(0.12, "s", "from the first token until the decode engine has the request")
+    read_latency_s: float = parameter(0.002, "s", "first byte of a storage read")
+    prefill_kv_bytes: float = parameter(
+        3.3e9, "bytes a GPU", "HBM left for a prefill batch beside weights, activations and communication buffers of DS 660B"
+    )
+    decode_kv_bytes: float = parameter(26e9, "bytes a GPU", "HBM for KV beside weights and graphs on decode GPUs of DS 660B")
+    client_ceiling: float = parameter(40 * 2**30, "bytes/s", "a 3FS client on a 400 Gbps NIC")
+    collective_share: float = parameter(
+        3.0, "bytes a hidden value", "all-to-all: dispatch in fp8, combine in bf16, to two remote nodes of experts"
+    )
+
+
+DEFAULT = Calibration()
+
+
+def parameters(calibration: Calibration) -> list[tuple[str, float, str, str, bool]]:
+    """Every parameter: name, value, unit, reason, and whether it was set on a figure."""
+    return [
+        (one.name, getattr(calibration, one.name), one.metadata["unit"], one.metadata["reason"], one.metadata["calibrated"])
+        for one in fields(calibration)
+    ]

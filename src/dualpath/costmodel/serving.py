@@ -1,0 +1,164 @@
+"""A model on a kind of node, as far as simulating it needs: KV sizes, step times, memory (paper sections 3 and 7)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from dualpath.costmodel.calibration import Calibration
+from dualpath.costmodel.catalogue import NODES, Node
+from dualpath.costmodel.kernels import KERNELS
+from dualpath.costmodel.shapes import ModelCost, ModelSize
+from dualpath.costmodel.timing import DecodeTime, PrefillTime
+from dualpath.errors import SettingsError
+
+PREFILL_COMPUTE, ATTENTION_COMPUTE, MEMORY_SHARE = 0.4, 0.25, 0.7
+"""Without kernel tables: shares of the peak FLOPs that matrices and attention reach, and of the memory's bandwidth."""
+LAYER_OVERHEAD_S = 20e-6
+SCALED, SCALED_LAYERS = "ds-27b", 30
+HBM_SHARE, WORKSPACE_BYTES = 0.9, 8e9
+"""Without a better number: KV gets this share of HBM less weights and workspace."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model on nodes of one kind.
+
+    Attributes:
+        layers, token_layer_bytes: KV of a token.
+        prefill, decode: step times of its engines.
+        prefill_kv_bytes, decode_kv_bytes: HBM of a GPU that is left for KV.
+        collective_bytes: what a token's all-to-all moves through a compute NIC, in each direction.
+        source: where the step times come from.
+    """
+
+    layers: int
+    token_layer_bytes: int
+    prefill: PrefillTime
+    decode: DecodeTime
+    prefill_kv_bytes: float
+    decode_kv_bytes: float
+    prefill_step_nodes: int
+    decode_step_nodes: int
+    collective_bytes: float
+    source: str
+
+
+def served(name: str | None, cost: ModelCost, size: ModelSize, hardware: str, node: Node, free: Calibration) -> ServedModel:
+    """The model with kernel tables where there are any (scaled from the same architecture by data sheets), else by roofline.
+
+    Raises:
+        SettingsError: its weights do not fit into the GPUs of a step group.
+    """
+    timing = _tabled(name, hardware, node, free)
+    prefill, decode, source = timing or (*_roofline(cost, size, node), "roofline of the data sheet")
+    return ServedModel(
+        layers=size.layers,
+        token_layer_bytes=-(-cost.token_bytes // size.layers),
+        prefill=prefill,
+        decode=decode,
+        prefill_kv_bytes=_kv_bytes(size, node, size.prefill_step_nodes, free.prefill_kv_bytes if _is_paper(name) else None),
+        decode_kv_bytes=_kv_bytes(size, node, size.decode_step_nodes, free.decode_kv_bytes if _is_paper(name) else None),
+        prefill_step_nodes=size.prefill_step_nodes,
+        decode_step_nodes=size.decode_step_nodes,
+        collective_bytes=size.layers * size.hidden_size * free.collective_share,
+        source=source,
+    )
+
+
+def _is_paper(name: str | None) -> bool:
+    return name in ("ds-660b", "deepseek-v3.2")
+
+
+def _scaled_down(prefill: PrefillTime, decode: DecodeTime) -> tuple[PrefillTime, DecodeTime]:
+    """DS 27B from DS 660B: a quarter of the heads, a quarter of the experts' work, shorter fixed parts.
+
+    Fixed parts are latencies of kernels and of an all-to-all within a node instead of two; half is an estimate.
+    """
+    return (
+        PrefillTime(
+            layers=SCALED_LAYERS,
+            token_s=prefill.token_s / 4,
+            pair_s=prefill.pair_s / 4,
+            floor_s=prefill.floor_s / 2,
+            floor_context_s=prefill.floor_context_s / 2,
+            mixture_s=prefill.mixture_s * 0.6,
+            mixture_token_s=prefill.mixture_token_s / 4,
+            step_s=prefill.step_s,
+        ),
+        DecodeTime(
+            layers=SCALED_LAYERS,
+            layer_s=decode.layer_s / 2,
+            request_s=decode.request_s / 4,
+            context_s=decode.context_s / 4,
+            shared_request_s=decode.shared_request_s / 4,
+            step_s=decode.step_s,
+        ),
+    )
+
+
+def _kv_bytes(size: ModelSize, node: Node, nodes: int, stated: float | None) -> float:
+    """HBM for KV: as stated for an 80 GB GPU plus what a larger one has more, or what weights leave."""
+    weights = size.weight_bytes / (nodes * node.gpus)
+    free = HBM_SHARE * node.hbm_bytes - weights - WORKSPACE_BYTES
+    if stated is not None:
+        free = stated + node.hbm_bytes - NODES["h800"].hbm_bytes
+    if free <= 0:
+        held = f"{weights / 1e9:.0f} GB of weights and {WORKSPACE_BYTES / 1e9:.0f} GB of workspace"
+        raise SettingsError(
+            f"a GPU of {node.hbm_bytes / 1e9:.0f} GB cannot hold {held}: use more GPUs a node or other hardware"
+        )
+    return free
+
+
+def _tabled(name: str | None, hardware: str, node: Node, free: Calibration) -> tuple[PrefillTime, DecodeTime, str] | None:
+    """Kernel tables of the model: of this GPU, or of another of its architecture with decode scaled by memory bandwidth."""
+    tabled = "ds-660b" if name == SCALED else name or ""
+    for gpu in (hardware, *_SAME_ARCHITECTURE.get(hardware, ())):
+        fit = KERNELS.get((tabled, gpu))
+        if fit is None:
+            continue
+        prefill, decode = (fit.prefill, fit.decode) if name != SCALED else _scaled_down(fit.prefill, fit.decode)
+        slower = free.decode_factor * NODES[gpu].hbm_bandwidth / node.hbm_bandwidth
+        return (
+            replace(
+                prefill,
+                mixture_s=free.mixture_factor * prefill.mixture_s,
+                mixture_token_s=free.mixture_factor * prefill.mixture_token_s,
+            ),
+            replace(
+                decode,
+                layer_s=slower * decode.layer_s,
+                request_s=slower * decode.request_s,
+                context_s=slower * decode.context_s,
+                shared_request_s=slower * decode.shared_request_s,
+            ),
+            f"kernel tables of {gpu}: {fit.source} {fit.version}",
+        )
+    return None
+
+
+_SAME_ARCHITECTURE = {"h800": ("h100", "h200"), "h100": ("h200",), "h200": ("h100",)}
+
+
+def _roofline(cost: ModelCost, size: ModelSize, node: Node) -> tuple[PrefillTime, DecodeTime]:
+    """Step times from FLOPs and bytes alone."""
+    flops, memory = node.flops, node.hbm_bandwidth * MEMORY_SHARE
+    layer_weights = size.weight_bytes / size.layers
+    token_layer_bytes = cost.token_bytes / size.layers
+    prefill = PrefillTime(
+        layers=size.layers,
+        token_s=0.0,
+        pair_s=cost.context_flops / size.layers / (ATTENTION_COMPUTE * flops),
+        floor_s=LAYER_OVERHEAD_S,
+        floor_context_s=token_layer_bytes / memory,
+        mixture_s=LAYER_OVERHEAD_S + layer_weights / (size.prefill_step_nodes * node.gpus) / memory,
+        mixture_token_s=cost.token_flops / size.layers / (PREFILL_COMPUTE * flops),
+    )
+    decode = DecodeTime(
+        layers=size.layers,
+        layer_s=LAYER_OVERHEAD_S + layer_weights / (size.decode_step_nodes * node.gpus) / memory,
+        request_s=0.0,
+        context_s=token_layer_bytes / memory,
+        shared_request_s=cost.token_flops / size.layers / (PREFILL_COMPUTE * flops),
+    )
+    return prefill, decode
