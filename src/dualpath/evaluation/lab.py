@@ -1,0 +1,186 @@
+"""Simulated cases with their outcomes, each run once however many experiments ask for it, on several processes."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from multiprocessing import get_context
+
+from dualpath.costmodel.calibration import DEFAULT, Calibration
+from dualpath.costmodel.catalogue import MODELS, SIZES, node_named
+from dualpath.costmodel.serving import served
+from dualpath.evaluation.outcome import Outcome, Window, outcome_of
+from dualpath.scheduling.baselines import apply_system
+from dualpath.settings import Settings
+from dualpath.sim.presets import Sheet, cluster_of, mean_turn
+from dualpath.sim.run import Simulation, SimWorkload, without_collector
+from dualpath.sim.spec import ClusterSpec
+from dualpath.workload.agent import assigned
+from dualpath.workload.arrivals import arrivals
+from dualpath.workload.synthesis import synthesise
+from dualpath.workload.trajectory import Trajectory, Turn
+
+TRAJECTORIES = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One simulation.
+
+    Attributes:
+        model, hardware: names of the catalogue.
+        prefill, decode: nodes.
+        dataset: a set of Table 2.
+        agents: how many; ``rate`` agents a second (None: all at once).
+        system: name of a system, the ladder's included.
+        append_scale, output_scale: factors on the tokens that turns append and generate; cut at the set's longest context.
+        gap_s: mean pause of an agent before each turn but the first (exponential), 0: none.
+        until_s: virtual seconds after which to stop (None: when all agents have ended).
+        window: virtual seconds in which turns have to end to count for latencies (None: all).
+        quota_s, alpha_s, beta_s, buffer_bytes: as in ``dualpath simulate``.
+        policy: a scheduling or engine policy beyond the paper's, see ``experiments``.
+    """
+
+    model: str = "ds-660b"
+    hardware: str = "h800"
+    prefill: int = 2
+    decode: int = 4
+    dataset: str = "64K"
+    agents: int = 2048
+    rate: float | None = None
+    system: str = "dualpath"
+    append_scale: float = 1.0
+    output_scale: float = 1.0
+    gap_s: float = 0.0
+    until_s: float | None = None
+    window: Window | None = None
+    quota_s: float = 0.3
+    alpha_s: float = 3.0
+    beta_s: float = 5.0
+    buffer_bytes: float = 80e9
+    snic_bandwidth: float | None = None
+    policy: str = ""
+    seed: int = 0
+    free: Calibration = DEFAULT
+
+
+@dataclass(slots=True)
+class Lab:
+    """Runs cases, each once.
+
+    Attributes:
+        jobs: processes.
+        tell: is called with a line for people when a case has run.
+    """
+
+    jobs: int = 1
+    tell: Callable[[str], None] = lambda line: None
+    _done: dict[Case, Outcome] = field(default_factory=dict)
+
+    def outcome(self, case: Case) -> Outcome:
+        """Of one case."""
+        return self.outcomes([case])[case]
+
+    def outcomes(self, cases: Iterable[Case]) -> dict[Case, Outcome]:
+        """Of all of these; those not yet run are."""
+        wanted = list(dict.fromkeys(cases))
+        missing = sorted((case for case in wanted if case not in self._done), key=lambda case: -case.agents)
+        if self.jobs > 1 and len(missing) > 1:
+            with ProcessPoolExecutor(min(self.jobs, len(missing)), mp_context=get_context("spawn")) as pool:
+                running = {pool.submit(run_case, case): case for case in missing}
+                for future in as_completed(running):
+                    self._keep(running[future], future.result())
+        else:
+            for case in missing:
+                self._keep(case, run_case(case))
+        return {case: self._done[case] for case in wanted}
+
+    def _keep(self, case: Case, outcome: Outcome) -> None:
+        self._done[case] = outcome
+        when = "all at once" if case.rate is None else f"{case.rate:g}/s"
+        self.tell(
+            f"{case.model} {case.prefill}P{case.decode}D {case.dataset} {case.agents} agents {when} {case.system}"
+            f"{' ' + case.policy if case.policy else ''}: {outcome.turns:,} turns in {outcome.wall_s:.0f} s"
+        )
+
+
+def default_jobs() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def run_case(case: Case) -> Outcome:
+    """Simulate one case."""
+    started = time.perf_counter()
+    simulation = Simulation(spec_of(case), workload_of(case), stop=_stop_at(case.until_s))
+    with without_collector():
+        result = simulation.run()
+        return outcome_of(result, simulation.workload, case.window, simulation.spec, time.perf_counter() - started)
+
+
+def _stop_at(until_s: float | None) -> Callable[..., bool] | None:
+    return None if until_s is None else lambda progress, turns: bool(progress.virtual_s >= until_s)
+
+
+def spec_of(case: Case) -> ClusterSpec:
+    """The simulated cluster of a case."""
+    node = node_named(case.hardware)
+    if case.snic_bandwidth is not None:
+        node = replace(node, snic_bandwidth=case.snic_bandwidth)
+    model = served(case.model, MODELS[case.model], SIZES[case.model], case.hardware, node, case.free)
+    turn = mean_turn(_trajectories(case.dataset, case.append_scale, case.output_scale))
+    sheet = Sheet(model, node, case.prefill, case.decode, turn, case.buffer_bytes, case.free)
+    default = Settings()
+    settings = replace(
+        default,
+        scheduling=replace(default.scheduling, alpha_s=case.alpha_s, beta_s=case.beta_s),
+        prefill=replace(default.prefill, quota_s=case.quota_s),
+    )
+    return cluster_of(sheet, apply_system(settings, case.system))
+
+
+def workload_of(case: Case) -> SimWorkload:
+    """The agents of a case."""
+    trajectories = _trajectories(case.dataset, case.append_scale, case.output_scale)
+    chosen = assigned(trajectories, case.agents, random.Random(case.seed))
+    if case.gap_s:
+        chosen = _with_gaps(chosen, case.gap_s, random.Random(case.seed + 2))
+    return SimWorkload(chosen, arrivals(case.agents, case.rate, random.Random(case.seed + 1)), gaps=bool(case.gap_s))
+
+
+@lru_cache(maxsize=8)
+def _trajectories(dataset: str, append_scale: float, output_scale: float) -> list[Trajectory]:
+    """A set of Table 2; scaled trajectories end before the first turn that would pass the set's longest context."""
+    found = synthesise(dataset, TRAJECTORIES, random.Random(0))
+    if append_scale == output_scale == 1.0:
+        return found
+    longest = int(dataset.removesuffix("K")) * 1024
+    return [_scaled(one, append_scale, output_scale, longest) for one in found]
+
+
+def _scaled(trajectory: Trajectory, append: float, output: float, longest: int) -> Trajectory:
+    turns: list[Turn] = []
+    context = 0
+    for turn in trajectory.turns:
+        scaled = Turn(max(1, round(turn.appended_tokens * append)), max(1, round(turn.output_tokens * output)))
+        context += scaled.appended_tokens + scaled.output_tokens
+        if turns and context > longest:
+            break
+        turns.append(scaled)
+    return Trajectory(trajectory.id, tuple(turns))
+
+
+def _with_gaps(trajectories: Sequence[Trajectory], mean_s: float, source: random.Random) -> list[Trajectory]:
+    """Each with pauses of its own."""
+    return [
+        Trajectory(
+            one.id,
+            (one.turns[0], *(replace(turn, gap_s=source.expovariate(1 / mean_s)) for turn in one.turns[1:])),
+        )
+        for one in trajectories
+    ]
