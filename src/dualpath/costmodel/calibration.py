@@ -28,14 +28,12 @@ class Calibration:
         "storage reads against what a 3FS client can read (set on Basic, 2,048 agents)",
         calibrated=True,
     )
-    decode_factor: float = parameter(
-        1.43,
-        "x",
-        "decode steps against the kernel tables scaled by memory bandwidth: sampling, scheduling, unequal experts "
-        "(set on Oracle, 512 agents)",
+    turn_s: float = parameter(
+        0.9,
+        "s",
+        "client, tokenizing, hashing and matching of a prompt of tens of thousands of tokens (set on Oracle, 512 agents)",
         calibrated=True,
     )
-    turn_s: float = parameter(0.5, "s", "client, tokenizing, hashing and matching of a prompt of tens of thousands of tokens")
     handoff_s: float = parameter(0.12, "s", "from the first token until the decode engine has the request")
     read_latency_s: float = parameter(0.002, "s", "first byte of a storage read")
     prefill_kv_bytes: float = parameter(

@@ -118,7 +118,7 @@ def _tabled(name: str | None, hardware: str, node: Node, free: Calibration) -> t
         if fit is None:
             continue
         prefill, decode = (fit.prefill, fit.decode) if name != SCALED else _scaled_down(fit.prefill, fit.decode)
-        slower = free.decode_factor * NODES[gpu].hbm_bandwidth / node.hbm_bandwidth
+        slower = NODES[gpu].hbm_bandwidth / node.hbm_bandwidth
         return (
             replace(
                 prefill,

@@ -26,6 +26,7 @@ from dualpath.workload.synthesis import synthesise
 from dualpath.workload.trajectory import Trajectory, Turn
 
 TRAJECTORIES = 500
+LEAST_AGENTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +76,12 @@ class Lab:
 
     Attributes:
         jobs: processes.
+        effort: share of the agents of every case that are simulated; below 1 the results are no comparison with the paper.
         tell: is called with a line for people when a case has run.
     """
 
     jobs: int = 1
+    effort: float = 1.0
     tell: Callable[[str], None] = lambda line: None
     _done: dict[Case, Outcome] = field(default_factory=dict)
 
@@ -92,13 +95,16 @@ class Lab:
         missing = sorted((case for case in wanted if case not in self._done), key=lambda case: -case.agents)
         if self.jobs > 1 and len(missing) > 1:
             with ProcessPoolExecutor(min(self.jobs, len(missing)), mp_context=get_context("spawn")) as pool:
-                running = {pool.submit(run_case, case): case for case in missing}
+                running = {pool.submit(run_case, self._scaled(case)): case for case in missing}
                 for future in as_completed(running):
                     self._keep(running[future], future.result())
         else:
             for case in missing:
-                self._keep(case, run_case(case))
+                self._keep(case, run_case(self._scaled(case)))
         return {case: self._done[case] for case in wanted}
+
+    def _scaled(self, case: Case) -> Case:
+        return case if self.effort == 1.0 else replace(case, agents=max(LEAST_AGENTS, round(case.agents * self.effort)))
 
     def _keep(self, case: Case, outcome: Outcome) -> None:
         self._done[case] = outcome

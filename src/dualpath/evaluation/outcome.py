@@ -43,7 +43,6 @@ class Outcome:
         storage_max_over_mean: of the bytes that storage NICs have read; ``storage_windows`` the mean of it over time.
         attention_max_over_mean: of the attention of engines in step, over the first part of the run.
         working_set_bytes: mean over the window of the KV of agents that have begun and not ended.
-        read_share: hit bytes read, over those that NICs could have read.
         nodes: counters.
         utilisation: over time.
         prefill_busy, decode_busy: share of the run that groups spent in steps.
@@ -77,7 +76,7 @@ class Outcome:
 def outcome_of(found: SimResult, workload: SimWorkload, window: Window | None, spec: ClusterSpec, wall_s: float) -> Outcome:
     """Condense a simulation."""
     turns = found.result.turns
-    jct_s = found.result.wall_s
+    jct_s = metrics.jct_s(turns)
     chosen = turns if window is None else _within(turns, window)
     latency = summary(chosen.latency_s())
     mean_turns = fmean(len(one.turns) for one in workload.trajectories)
