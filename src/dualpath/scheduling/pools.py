@@ -42,6 +42,8 @@ class RolePool:
             UnknownEngine: the group has no engines, or some of these engines are not its own.
         """
         group = self.groups.get(name)
+        if group is not None and not loads:
+            return group
         engines = group.engines if group is not None else {}
         try:
             reported = [(engines[load.name], load) for load in loads]

@@ -11,6 +11,9 @@ from dualpath.sim.request import SimRequest
 from dualpath.sim.spec import ClusterSpec
 from dualpath.types import RequestId
 
+NEGLIGIBLE = 0.01
+"""Of a compute NIC: smaller changes of what collectives take are not followed."""
+
 
 class DecodeGroup:
     """Engines that generate a token for every request of all of them in each step.
@@ -177,6 +180,8 @@ class DecodeGroup:
         now_s, step_s = self._kernel.now_s, self._step_s
         for engine in self._changed:
             rate = len(engine.running) * self._collective_bytes / step_s if step_s else 0.0
-            engine.cnic.read.set_collective_rate(now_s, rate)
-            engine.cnic.write.set_collective_rate(now_s, rate)
+            if abs(rate - engine.collective_rate) > NEGLIGIBLE * engine.cnic.read.rate or not rate:
+                engine.collective_rate = rate
+                engine.cnic.read.set_collective_rate(now_s, rate)
+                engine.cnic.write.set_collective_rate(now_s, rate)
         self._changed.clear()

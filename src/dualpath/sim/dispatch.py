@@ -14,6 +14,7 @@ from dualpath.types import Role
 
 REPORT_INTERVAL_S = 1.0
 """How often a decode node reports its free HBM; between reports the scheduler's ledger has the reservations."""
+_PREFILL, _DECODE = Role.PREFILL, Role.DECODE
 _HOPELESS_ROUNDS = 3
 """Rounds of fetches without a placement, while nothing runs, after which nothing will ever change."""
 
@@ -66,14 +67,16 @@ class Dispatcher:
             self._ticking = False
             return
         self._turn = (self._turn + 1) % len(self._nodes)
-        self._fetch(self._nodes[self._turn])
+        node = self._nodes[self._turn]
+        if node.role is _DECODE or self._scheduler.waiting_for(_PREFILL):
+            self._fetch(node)
         self._fruitless += 1
         if self._fruitless > _HOPELESS_ROUNDS * len(self._nodes) and not self._in_flight():
             raise ClusterError("requests wait, nothing is running, and no engine takes them: the cluster is stuck")
         self._kernel.after(self._spacing_s, self._tick)
 
     def _fetch(self, node: SimNode) -> None:
-        if node.role is Role.PREFILL:
+        if node.role is _PREFILL:
             decisions = self._scheduler.fetch_prefill(node.group, ())
         else:
             decisions = self._scheduler.fetch_decode(node.group, self._loads(node))

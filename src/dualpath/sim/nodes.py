@@ -55,6 +55,7 @@ class DecodeEngine:
         waiting: prefilled requests that wait for HBM or for a place in the batch.
         admitted: requests in HBM, decoding or just being copied there.
         promised_blocks: what requests placed here will need when they are admitted.
+        collective_rate: bytes a second that collectives take of its compute NIC, as last told.
         unread_tokens: hit tokens that this engine's side has still to read.
         used_blocks, most_used_blocks: of its KV pool, now and ever.
         context_tokens: KV tokens of what runs, as of the step at which each began.
@@ -63,6 +64,7 @@ class DecodeEngine:
     __slots__ = (
         "admitted",
         "cnic",
+        "collective_rate",
         "context_tokens",
         "group",
         "most_used_blocks",
@@ -86,6 +88,7 @@ class DecodeEngine:
         self.waiting: deque[SimRequest] = deque()
         self.admitted = 0
         self.promised_blocks = 0
+        self.collective_rate = 0.0
         self.unread_tokens = 0
         self.used_blocks = 0
         self.most_used_blocks = 0
