@@ -22,6 +22,12 @@ class Calibration:
         "kernels (set on Oracle, 4,096 agents)",
         calibrated=True,
     )
+    request_context_s: float = parameter(
+        1.5e-3 / 32768,
+        "s a layer and token of context",
+        "least attention time of one request: the paper's Oracle gets through a quarter of the turns that the kernel tables "
+        "allow, so a request costs in proportion to its context (its KV is gathered and converted in every layer)",
+    )
     storage_share: float = parameter(
         0.66,
         "of the client's ceiling",

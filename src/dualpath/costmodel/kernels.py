@@ -21,7 +21,7 @@ class KernelFit:
 
 
 _DS = KernelFit(
-    PrefillTime(61, 1.7e-6, 22e-12, 0.0, 1.5e-3 / 32768, 0.8e-3, 1.49e-6),
+    PrefillTime(61, 1.7e-6, 22e-12, 1.53e-3, 0.0, 0.8e-3, 1.49e-6),
     DecodeTime(61, 0.357e-3, 0.0043e-3, 0.0, 0.0033e-3),
     "provisional",
     "0",

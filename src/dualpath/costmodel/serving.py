@@ -80,7 +80,7 @@ def _scaled_down(prefill: PrefillTime, decode: DecodeTime) -> tuple[PrefillTime,
             token_s=prefill.token_s / 4,
             pair_s=prefill.pair_s / 4,
             floor_s=prefill.floor_s / 2,
-            floor_context_s=prefill.floor_context_s / 2,
+            request_context_s=prefill.request_context_s / 2,
             mixture_s=prefill.mixture_s * 0.6,
             mixture_token_s=prefill.mixture_token_s / 4,
             step_s=prefill.step_s,
@@ -117,7 +117,9 @@ def _tabled(name: str | None, hardware: str, node: Node, free: Calibration) -> t
         fit = KERNELS.get((tabled, gpu))
         if fit is None:
             continue
-        prefill, decode = (fit.prefill, fit.decode) if name != SCALED else _scaled_down(fit.prefill, fit.decode)
+        prefill, decode = replace(fit.prefill, request_context_s=free.request_context_s), fit.decode
+        if name == SCALED:
+            prefill, decode = _scaled_down(prefill, decode)
         slower = NODES[gpu].hbm_bandwidth / node.hbm_bandwidth
         return (
             replace(
@@ -150,7 +152,7 @@ def _roofline(cost: ModelCost, size: ModelSize, node: Node) -> tuple[PrefillTime
         token_s=0.0,
         pair_s=cost.context_flops / size.layers / (ATTENTION_COMPUTE * flops),
         floor_s=LAYER_OVERHEAD_S,
-        floor_context_s=token_layer_bytes / memory,
+        request_context_s=token_layer_bytes / memory,
         mixture_s=LAYER_OVERHEAD_S + layer_weights / (size.prefill_step_nodes * node.gpus) / memory,
         mixture_token_s=cost.token_flops / size.layers / (PREFILL_COMPUTE * flops),
     )

@@ -12,13 +12,14 @@ class PrefillTime:
     """Prefill of a group of engines that run in step: data-parallel attention, experts shared by all of them.
 
     Calling it with ``(cached, new)`` gives the attention seconds over all layers of one request's part of a batch, as
-    batching wants it: ``layers · max(floor_s + floor_context_s · (cached + new), token_s · new + pair_s · pairs)``. It
-    grows with both arguments.
+    batching wants it: ``layers · max(request_context_s · (cached + new), token_s · new + pair_s · pairs)``. It grows with
+    both arguments.
 
     Attributes:
         layers: layers of the model.
         token_s, pair_s: attention of a layer a new token, and a (query, key) pair.
-        floor_s, floor_context_s: least attention time of a layer, and how it grows with the context.
+        floor_s: least attention time of a layer for a whole batch: launching its kernels.
+        request_context_s: least attention time of a layer for one request, a token of its context.
         mixture_s, mixture_token_s: everything else of a layer (experts, their all-to-all), and a new token on each engine.
         step_s: fixed seconds of a forward.
     """
@@ -27,19 +28,19 @@ class PrefillTime:
     token_s: float
     pair_s: float
     floor_s: float = 0.0
-    floor_context_s: float = 0.0
+    request_context_s: float = 0.0
     mixture_s: float = 0.0
     mixture_token_s: float = 0.0
     step_s: float = 0.0
 
     def __call__(self, cached: float, new: float) -> float:
-        context = cached + new
-        floor = self.floor_s + self.floor_context_s * context
-        return self.layers * max(floor, self.token_s * new + self.pair_s * pairs(cached, new))
+        least = self.request_context_s * (cached + new)
+        return self.layers * max(least, self.token_s * new + self.pair_s * pairs(cached, new))
 
     def step(self, most_attention_s: float, mean_new_tokens: float) -> float:
         """A forward of the group: the slowest engine's attention, and experts for ``mean_new_tokens`` an engine."""
-        return self.step_s + most_attention_s + self.layers * (self.mixture_s + self.mixture_token_s * mean_new_tokens)
+        attention_s = max(most_attention_s, self.layers * self.floor_s)
+        return self.step_s + attention_s + self.layers * (self.mixture_s + self.mixture_token_s * mean_new_tokens)
 
 
 @dataclass(frozen=True, slots=True)
