@@ -10,8 +10,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from dualpath.cli.cluster_options import cost_and_size, overridden, shape_of
+from dualpath.cli.cluster_options import cluster_nodes, cost_and_size, is_named, overridden, shape_of
 from dualpath.cli.options import FiniteRange
+from dualpath.cli.plan_search import Task, search_clusters, search_report, show_search
 from dualpath.cli.traces import read_trajectories
 from dualpath.costmodel.catalogue import MODELS, NODES, node_named
 from dualpath.costmodel.shapes import ModelCost
@@ -19,9 +20,11 @@ from dualpath.dataflow.bounds import ClusterShape, RatioRange, Resource, loads, 
 from dualpath.dataflow.estimate import Efficiency, Estimate, Limit, MeanTurn, estimate
 from dualpath.errors import SettingsError
 from dualpath.sim.presets import mean_turn
+from dualpath.sim.search import Tried
 
 _POSITIVE = FiniteRange(0, min_open=True)
 _SHARE = FiniteRange(0, 1, min_open=True)
+DEFAULT_TRACE = "table2:64K"
 WORTH_IT = 1.1
 """Below this bound on the gain the advice is that the second path does not pay."""
 NAMES = {
@@ -52,6 +55,11 @@ NAMES = {
 @click.option(
     "--compute-efficiency", default=Efficiency().compute, show_default=True, type=_SHARE, help="Share of the GPU's FLOPs."
 )
+@click.option("--search", is_flag=True, help="Simulate other P/D ratios of as many nodes, and other knobs; see --agents.")
+@click.option(
+    "--agents", default=512, show_default=True, type=click.IntRange(1), help="With --search: agents that start together."
+)
+@click.option("--jobs", type=click.IntRange(1), help="With --search: simulations at a time; default: one a processor.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plan(
     cluster: str,
@@ -67,6 +75,9 @@ def plan(
     kv_element_bytes: int,
     storage_efficiency: float,
     compute_efficiency: float,
+    search: bool,
+    agents: int,
+    jobs: int | None,
     as_json: bool,
 ) -> None:
     """Say what limits a cluster with and without the second path, and for which P/D ratios the network keeps up.
@@ -75,20 +86,32 @@ def plan(
     memory only make a cluster slower.
     """
     node = overridden(node_named(hardware), gpus, snic_bandwidth, cnic_bandwidth, dram_bandwidth)
-    cost, _ = cost_and_size(model, kv_element_bytes)
+    cost, size = cost_and_size(model, kv_element_bytes)
     turn = _turn(trace, prompt_tokens, new_tokens)
     shape = shape_of(cluster, node)
     found = estimate(shape, node.flops, cost, turn, Efficiency(storage_efficiency, compute_efficiency))
     ratios = ratio_range(shape.engines_per_node, shape.snic_share, shape.cnic_bandwidth, shape.dram_bandwidth)
+    console = Console(highlight=False)
+    report = _report(shape, turn, cost, found, ratios)
+    tried: list[Tried] = []
+    if search:
+        if prompt_tokens is not None:
+            raise SettingsError("--search simulates agents: it needs a --trace, not --prompt-tokens")
+        name = model.lower() if is_named(model) else None
+        task = Task(name, cost, size, hardware.lower(), node, trace or DEFAULT_TRACE, agents)
+        tried = search_clusters(task, *cluster_nodes(cluster), jobs, Console(stderr=True))
+        report["search"] = search_report(tried)
     if as_json:
-        click.echo(json.dumps(_report(shape, turn, cost, found, ratios), indent=2))
+        click.echo(json.dumps(report, indent=2))
         return
-    _show(Console(highlight=False), cluster, shape, turn, cost, found, ratios)
+    _show(console, cluster, shape, turn, cost, found, ratios)
+    if search:
+        show_search(console, tried)
 
 
 def _turn(trace: str | None, prompt_tokens: float | None, new_tokens: float | None) -> MeanTurn:
     if prompt_tokens is None and new_tokens is None:
-        return mean_turn(read_trajectories(trace or "table2:64K"))
+        return mean_turn(read_trajectories(trace or DEFAULT_TRACE))
     if trace is not None or prompt_tokens is None or new_tokens is None:
         raise SettingsError("--prompt-tokens and --new-tokens go together, and not with --trace")
     try:

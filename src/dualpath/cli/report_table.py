@@ -13,7 +13,7 @@ Entry = Mapping[str, Any]
 MARK = "*"
 RATIO = "vs first"
 BLOCKS = "▁▂▃▄▅▆▇█"
-SPARKLINE_CHARACTERS = 40
+SPARKLINE_CHARACTERS = 24
 
 
 class Row(NamedTuple):
@@ -124,22 +124,37 @@ def render_nodes(report: Mapping[str, Any]) -> Table:
 
 
 def render_utilisation(report: Mapping[str, Any]) -> list[Table]:
-    """For each system that has it, how busy its resources were: mean, maximum, and a sparkline over the whole run."""
+    """For each system that has it, how busy its resources were, those of one kind ("prefill SNIC read") together.
+
+    The mean over all of a kind and the whole run, the mean of the busiest one, the most that one had in an interval, and
+    the mean over the kind in time. The report itself has every single one.
+    """
     return [_utilisation(entry["system"], entry["utilisation"]) for entry in report["systems"] if "utilisation" in entry]
 
 
 def _utilisation(system: str, utilisation: Entry) -> Table:
-    series: Mapping[str, Sequence[float]] = utilisation["series"]
-    run_s = utilisation["interval_s"] * max(map(len, series.values()), default=0)
+    kinds: dict[str, list[Sequence[float]]] = {}
+    for name, shares in utilisation["series"].items():
+        if shares:
+            kinds.setdefault(_kind(name), []).append(shares)
+    run_s = utilisation["interval_s"] * max((len(one) for of_kind in kinds.values() for one in of_kind), default=0)
     table = Table(title=f"{system}: share of the capacity used, over {_seconds(run_s)}")
     table.add_column("resource", no_wrap=True)
-    table.add_column("mean", justify="right", no_wrap=True)
-    table.add_column("max", justify="right", no_wrap=True)
+    for header in ("mean", "busiest", "peak"):
+        table.add_column(header, justify="right", no_wrap=True)
     table.add_column("over time", no_wrap=True)
-    for name, shares in series.items():
-        mean, most = (_percent(fmean(shares)), _percent(max(shares))) if shares else ("–", "–")
-        table.add_row(name, mean, most, sparkline(shares))
+    for kind, of_kind in kinds.items():
+        means = [fmean(shares) for shares in of_kind]
+        numbers = fmean(means), max(means), max(map(max, of_kind))
+        over_time = [fmean(at) for at in zip(*of_kind, strict=False)]
+        table.add_row(f"{kind} ({len(of_kind)})", *map(_percent, numbers), sparkline(over_time))
     return table
+
+
+def _kind(name: str) -> str:
+    """``prefill SNIC read`` of ``prefill-node-0 SNIC read``."""
+    owner, _, resource = name.partition(" ")
+    return f"{owner.split('-')[0]} {resource}"
 
 
 def sparkline(shares: Sequence[float]) -> str:

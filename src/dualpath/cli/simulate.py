@@ -21,7 +21,7 @@ from dualpath.cli.simulate_progress import SimulateProgress
 from dualpath.cli.traces import read_trajectories
 from dualpath.costmodel.calibration import DEFAULT
 from dualpath.costmodel.catalogue import MODELS, NODES, node_named
-from dualpath.costmodel.serving import served
+from dualpath.costmodel.serving import Placement, served
 from dualpath.errors import SettingsError
 from dualpath.scheduling.baselines import apply_system
 from dualpath.settings import Settings, parse_bytes
@@ -100,7 +100,8 @@ def simulate(
     node = overridden(node_named(hardware), gpus, snic_bandwidth, cnic_bandwidth, dram_bandwidth)
     cost, size = cost_and_size(model, kv_element_bytes)
     prefill_nodes, decode_nodes = cluster_nodes(cluster)
-    on_nodes = served(model.lower() if is_named(model) else None, cost, size, hardware.lower(), node, DEFAULT)
+    placement = Placement(hardware.lower(), node, prefill_nodes, decode_nodes)
+    on_nodes = served(model.lower() if is_named(model) else None, cost, size, placement, DEFAULT)
     sheet = Sheet(on_nodes, node, prefill_nodes, decode_nodes, mean_turn(read), _buffer(buffer_size))
     settings = _settings(alpha_s, beta_s, quota_s, block_tokens)
     specs = [cluster_of(sheet, apply_system(settings, name)) for name in names]

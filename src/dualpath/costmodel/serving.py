@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dualpath.costmodel.calibration import Calibration
-from dualpath.costmodel.catalogue import NODES, Node
+from dualpath.costmodel.catalogue import NODES, SIZES, Node
 from dualpath.costmodel.kernels import KERNELS
 from dualpath.costmodel.shapes import ModelCost, ModelSize
 from dualpath.costmodel.timing import DecodeTime, PrefillTime
@@ -15,6 +15,7 @@ PREFILL_COMPUTE, ATTENTION_COMPUTE, MEMORY_SHARE = 0.4, 0.25, 0.7
 """Without kernel tables: shares of the peak FLOPs that matrices and attention reach, and of the memory's bandwidth."""
 LAYER_OVERHEAD_S = 20e-6
 SCALED, SCALED_LAYERS = "ds-27b", 30
+PAPERS_OWN = frozenset({"ds-660b", "deepseek-v3.2"})
 HBM_SHARE, WORKSPACE_BYTES = 0.9, 8e9
 """Without a better number: KV gets this share of HBM less weights and workspace."""
 
@@ -43,30 +44,50 @@ class ServedModel:
     source: str
 
 
-def served(name: str | None, cost: ModelCost, size: ModelSize, hardware: str, node: Node, free: Calibration) -> ServedModel:
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Nodes of one kind (``hardware`` is its name in the catalogue, ``node`` perhaps changed) that serve a model."""
+
+    hardware: str
+    node: Node
+    prefill_nodes: int
+    decode_nodes: int
+
+
+def served(name: str | None, cost: ModelCost, size: ModelSize, on: Placement, free: Calibration) -> ServedModel:
     """The model with kernel tables where there are any (scaled from the same architecture by data sheets), else by roofline.
 
+    Weights are spread over as many nodes of a role as the model wants, or as there are.
+
     Raises:
-        SettingsError: its weights do not fit into the GPUs of a step group.
+        SettingsError: the weights do not fit into the GPUs of a step group.
     """
+    hardware, node = on.hardware, on.node
+    size = replace(
+        size,
+        prefill_step_nodes=min(size.prefill_step_nodes, on.prefill_nodes),
+        decode_step_nodes=min(size.decode_step_nodes, on.decode_nodes),
+    )
+    usual = SIZES.get(name or "", size)
     timing = _tabled(name, hardware, node, free)
+    paper = name in PAPERS_OWN
     prefill, decode, source = timing or (*_roofline(cost, size, node), "roofline of the data sheet")
     return ServedModel(
         layers=size.layers,
         token_layer_bytes=-(-cost.token_bytes // size.layers),
         prefill=prefill,
         decode=decode,
-        prefill_kv_bytes=_kv_bytes(size, node, size.prefill_step_nodes, free.prefill_kv_bytes if _is_paper(name) else None),
-        decode_kv_bytes=_kv_bytes(size, node, size.decode_step_nodes, free.decode_kv_bytes if _is_paper(name) else None),
+        prefill_kv_bytes=_kv_bytes(
+            "prefill", size, node, size.prefill_step_nodes, usual.prefill_step_nodes, free.prefill_kv_bytes if paper else None
+        ),
+        decode_kv_bytes=_kv_bytes(
+            "decode", size, node, size.decode_step_nodes, usual.decode_step_nodes, free.decode_kv_bytes if paper else None
+        ),
         prefill_step_nodes=size.prefill_step_nodes,
         decode_step_nodes=size.decode_step_nodes,
         collective_bytes=size.layers * size.hidden_size * free.collective_share,
         source=source,
     )
-
-
-def _is_paper(name: str | None) -> bool:
-    return name in ("ds-660b", "deepseek-v3.2")
 
 
 def _scaled_down(prefill: PrefillTime, decode: DecodeTime) -> tuple[PrefillTime, DecodeTime]:
@@ -96,17 +117,18 @@ def _scaled_down(prefill: PrefillTime, decode: DecodeTime) -> tuple[PrefillTime,
     )
 
 
-def _kv_bytes(size: ModelSize, node: Node, nodes: int, stated: float | None) -> float:
-    """HBM for KV: as stated for an 80 GB GPU plus what a larger one has more, or what weights leave."""
+def _kv_bytes(role: str, size: ModelSize, node: Node, nodes: int, usual_nodes: int, stated: float | None) -> float:
+    """HBM for KV: as stated for an 80 GB GPU of the usual group, more or less what differs from it; or what weights leave."""
     weights = size.weight_bytes / (nodes * node.gpus)
     free = HBM_SHARE * node.hbm_bytes - weights - WORKSPACE_BYTES
     if stated is not None:
-        free = stated + node.hbm_bytes - NODES["h800"].hbm_bytes
+        usual = NODES["h800"]
+        more_weights = weights - size.weight_bytes / (usual_nodes * usual.gpus)
+        free = stated + node.hbm_bytes - usual.hbm_bytes - more_weights
     if free <= 0:
-        held = f"{weights / 1e9:.0f} GB of weights and {WORKSPACE_BYTES / 1e9:.0f} GB of workspace"
-        raise SettingsError(
-            f"a GPU of {node.hbm_bytes / 1e9:.0f} GB cannot hold {held}: use more GPUs a node or other hardware"
-        )
+        held = f"{weights / 1e9:.0f} GB of weights beside workspace and KV"
+        have = f"a GPU of {node.hbm_bytes / 1e9:.0f} GB cannot hold {held}"
+        raise SettingsError(f"{role}: {have}: use more {role} nodes, more GPUs a node, or other hardware")
     return free
 
 

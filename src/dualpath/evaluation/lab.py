@@ -13,7 +13,7 @@ from multiprocessing import get_context
 
 from dualpath.costmodel.calibration import DEFAULT, Calibration
 from dualpath.costmodel.catalogue import MODELS, SIZES, node_named
-from dualpath.costmodel.serving import served
+from dualpath.costmodel.serving import Placement, served
 from dualpath.evaluation.outcome import Outcome, Window, outcome_of
 from dualpath.scheduling.baselines import apply_system
 from dualpath.settings import Settings
@@ -138,7 +138,8 @@ def spec_of(case: Case) -> ClusterSpec:
     node = node_named(case.hardware)
     if case.snic_bandwidth is not None:
         node = replace(node, snic_bandwidth=case.snic_bandwidth)
-    model = served(case.model, MODELS[case.model], SIZES[case.model], case.hardware, node, case.free)
+    placement = Placement(case.hardware, node, case.prefill, case.decode)
+    model = served(case.model, MODELS[case.model], SIZES[case.model], placement, case.free)
     turn = mean_turn(_trajectories(case.dataset, case.append_scale, case.output_scale))
     sheet = Sheet(model, node, case.prefill, case.decode, turn, case.buffer_bytes, case.free)
     default = Settings()

@@ -21,6 +21,8 @@ class PrefillGroup:
 
     Attributes:
         busy_s: seconds in steps.
+        transfer_s, exposed_s: seconds of the steps' transfers, and those that compute did not hide.
+        most_kv_rows: tokens of KV, hits included, of the largest batch of one engine.
         steps_s, most_attention_s, mean_attention_s: of every step its begin, and its engines' attention (Fig. 14).
     """
 
@@ -35,6 +37,8 @@ class PrefillGroup:
         self.engines = engines
         self.busy_s = 0.0
         self.busy_until_s = 0.0
+        self.transfer_s = self.exposed_s = 0.0
+        self.most_kv_rows = 0
         self.steps_s, self.most_attention_s, self.mean_attention_s = array("d"), array("f"), array("f")
         self._kernel = kernel
         self._prefilled = prefilled
@@ -91,9 +95,12 @@ class PrefillGroup:
             self._share_links(new_tokens / count * self._collective_bytes / compute_s)
         if self._layerwise:
             transfer_s = self._carry(self._forward) - now_s if self._moves else 0.0
-            self._end_at(now_s + overlapped(compute_s, transfer_s, self._layers))
+            step_s = overlapped(compute_s, transfer_s, self._layers)
+            self._count(transfer_s, step_s - compute_s)
+            self._end_at(now_s + step_s)
         elif self._moves:
             loaded_s = self._carry(self._load)
+            self._count(loaded_s - now_s, loaded_s - now_s)
             self._kernel.at(loaded_s + compute_s, self._computed)
             self._busy(loaded_s + compute_s)
         else:
@@ -101,7 +108,13 @@ class PrefillGroup:
 
     def _computed(self, _: None) -> None:
         """Not layerwise: the whole batch's KV is stored only now."""
-        self._end_at(self._carry(self._store))
+        stored_s = self._carry(self._store)
+        self._count(stored_s - self._kernel.now_s, stored_s - self._kernel.now_s)
+        self._end_at(stored_s)
+
+    def _count(self, transfer_s: float, exposed_s: float) -> None:
+        self.transfer_s += transfer_s
+        self.exposed_s += exposed_s
 
     def _end_at(self, time_s: float) -> None:
         self._busy(time_s)
@@ -121,11 +134,15 @@ class PrefillGroup:
             ready = engine.ready
             if ready:
                 engine_s = 0.0
+                rows = 0
                 for request, chunk in zip(ready, pack(ready), strict=False):
                     engine_s += attention_time(chunk.cached, chunk.new)
                     new_tokens += chunk.new
+                    rows += chunk.cached + chunk.new
                     parts.append((engine, request, chunk))
                 engine.attention_s += engine_s
+                if rows > self.most_kv_rows:
+                    self.most_kv_rows = rows
                 total_s += engine_s
                 if engine_s > most_s:
                     most_s = engine_s

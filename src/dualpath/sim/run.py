@@ -251,16 +251,22 @@ def _link_seconds(link: Link) -> Counter:
 
 
 def _node_counters(cluster: SimCluster, node: SimNode, now_s: float) -> NodeCounters:
-    prefill = [engine.attention_s for engine in node.engines if isinstance(engine, PrefillEngine)]
+    """A node's counters; transfers and peak KV are those of its engines' groups, shared out among their nodes."""
+    prefill = [engine for engine in node.engines if isinstance(engine, PrefillEngine)]
     decode = [engine for engine in node.engines if isinstance(engine, DecodeEngine)]
-    attention_s = sum(prefill) + sum(cluster.decode_groups[engine.group].busy_s for engine in decode)
+    decode_s = sum(cluster.decode_groups[engine.group].busy_s for engine in decode)
+    group = cluster.prefill_groups[prefill[0].group] if prefill else None
+    nodes = len(group.engines) / len(prefill) if group else 1.0
     return NodeCounters(
         name=node.name,
         role=node.role,
         storage_read_bytes=round(node.snic_read.kv_bytes(now_s)),
         storage_write_bytes=round(node.snic_write.kv_bytes(now_s)),
         storage_bytes_per_s=node.snic_read.rate,
-        attention_s=attention_s,
+        attention_s=sum(engine.attention_s for engine in prefill) + decode_s,
+        transfer_s=group.transfer_s / nodes if group else 0.0,
+        exposed_s=group.exposed_s / nodes if group else 0.0,
+        peak_kv_bytes=group.most_kv_rows * cluster.spec.prefill_row_bytes if group else 0,
         cnic_read_bytes=round(sum(engine.cnic.read.kv_bytes(now_s) for engine in node.engines)),
         cnic_write_bytes=round(sum(engine.cnic.write.kv_bytes(now_s) for engine in node.engines)),
         dram_bytes=round(node.dram.kv_bytes(now_s)),

@@ -143,7 +143,11 @@ class ClusterSpec:
                 raise SettingsError(f"simulated cluster: {name} must be positive, not {value}")
 
     @property
+    def prefill_row_bytes(self) -> int:
+        """HBM that a token of a prefill batch takes: KV of one layer, or of all."""
+        return self.geometry.token_layer_bytes if self.prefill.layerwise else self.geometry.token_bytes
+
+    @property
     def prefill_kv_rows(self) -> int:
-        """Tokens of KV, hits included, that one engine's batch may hold: of one layer, or of all."""
-        layer = self.geometry.token_layer_bytes
-        return int(self.prefill.kv_bytes / (layer if self.prefill.layerwise else self.geometry.token_bytes))
+        """Tokens of KV, hits included, that one engine's batch may hold."""
+        return int(self.prefill.kv_bytes / self.prefill_row_bytes)

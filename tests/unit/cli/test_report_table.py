@@ -54,13 +54,14 @@ def test_systems_without_tokens_are_not_compared_by_them() -> None:
 
 
 def test_utilisation_of_the_systems_that_have_it() -> None:
-    measured = dataclasses.replace(BASIC, utilisation=Utilisation(30.0, {"p0 SNIC": [0.5, 1.0], "p0 CNIC": []}))
+    series = {"prefill-node-0 SNIC": [0.5, 1.0], "prefill-node-1 SNIC": [0.0, 0.5], "decode-node-0 SNIC": []}
+    measured = dataclasses.replace(BASIC, utilisation=Utilisation(30.0, series))
     (table,) = render_utilisation(build_report([OTHER, measured], {}, {}))
     text = shown(table)
     assert "basic" in text
     assert "60.00 s" in text
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if "p0" in line]
-    assert rows == [["p0 SNIC", "75.0%", "100.0%", "▅█"], ["p0 CNIC", "–", "–", ""]]
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if "SNIC" in line]
+    assert rows == [["prefill SNIC (2)", "50.0%", "75.0%", "100.0%", "▃▇"]]
 
 
 @pytest.mark.parametrize(
@@ -68,8 +69,8 @@ def test_utilisation_of_the_systems_that_have_it() -> None:
     [
         ([], ""),
         ([0.0, 0.13, 0.99, 1.0, 1.7], "▁▂███"),
-        ([0.0] * 500 + [1.0] * 500, "▁" * 20 + "█" * 20),
-        ([0.5] * 41, "▅" * 40),
+        ([0.0] * 500 + [1.0] * 500, "▁" * 12 + "█" * 12),
+        ([0.5] * 41, "▅" * 24),
     ],
 )
 def test_sparkline(shares: list[float], line: str) -> None:
