@@ -157,3 +157,26 @@ class DecodeChoice(Generic[DecodeEngine]):
             while position and engines[position - 1].requests > requests:
                 position -= 1
             engines.insert(position, engine)
+
+
+def decode_engine(engines: Collection[DecodeEngine], prompt_tokens: int, demand_blocks: int) -> DecodeEngine | None:
+    """What ``DecodeChoice`` with its ``balance_limit`` gives, for a group in which one request only waits."""
+    free = tokens = 0
+    for engine in engines:
+        tokens += engine.tokens
+        room = engine.room_blocks - engine.reserved_blocks
+        if room > 0:
+            free += room
+    if demand_blocks <= free:
+        tokens += prompt_tokens
+    most_tokens = BALANCE * tokens / len(engines) - prompt_tokens
+    within: DecodeEngine | None = None
+    beyond: DecodeEngine | None = None
+    for engine in engines:
+        if engine.room_blocks - engine.reserved_blocks >= demand_blocks and engine.requests < engine.allowance:
+            if engine.tokens <= most_tokens:
+                if within is None or engine.requests < within.requests:
+                    within = engine
+            elif beyond is None or (engine.tokens, engine.requests) < (beyond.tokens, beyond.requests):
+                beyond = engine
+    return beyond if within is None else within

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dualpath.scheduling.decisions import Decision, Placed
-from dualpath.scheduling.decode import DecodeChoice, LeastLoaded, balance_limit
+from dualpath.scheduling.decode import DecodeChoice, LeastLoaded, balance_limit, decode_engine
 from dualpath.scheduling.ledger import MANY_UNSEEN, EngineState, GroupState, RequestState
 from dualpath.scheduling.limits import SchedulerLimits
 from dualpath.scheduling.pools import RolePool
-from dualpath.scheduling.prefill import PrefillChoice
+from dualpath.scheduling.prefill import PrefillChoice, prefill_engine
 from dualpath.scheduling.readside import ReadSide, recompute_is_faster
 from dualpath.settings import Placement
 from dualpath.types import ReadShare
@@ -51,6 +51,13 @@ class Placer:
         queue, holds = self._prefill.queue, group.capacity.holds
         if not queue:
             return decisions
+        if len(queue) == 1 and not queue[0].left:
+            only = queue[0]
+            engine = prefill_engine(group.engines.values(), self._limits.alpha_s, self._beta_tokens) if holds(only) else None
+            if engine is not None:
+                queue.popleft()
+                self._assign_prefill(only, engine, decisions)
+            return decisions
         choice = PrefillChoice(group.engines.values(), self._limits.alpha_s, self._beta_tokens)
         done = 0
         for request in queue:
@@ -68,6 +75,12 @@ class Placer:
         decisions: list[Decision] = []
         queue, engines = group.queue, group.engines.values()
         request = queue.head()
+        if request is not None and len(queue) == 1:
+            engine = decode_engine(engines, request.prompt_tokens, request.demand_blocks)
+            if engine is not None:
+                queue.popleft()
+                self._assign_decode(request, engine, decisions)
+            return decisions
         if request is None or all(not engine.has_room(request) for engine in engines):
             return decisions
         choice = DecodeChoice(engines, balance_limit(queue.waiting(), engines))

@@ -58,3 +58,19 @@ class PrefillChoice(Generic[PrefillEngine]):
             while position and engines[position - 1].tokens > tokens:
                 position -= 1
             engines.insert(position, engine)
+
+
+def prefill_engine(engines: Iterable[PrefillEngine], alpha_s: float, beta_tokens: float) -> PrefillEngine | None:
+    """What ``PrefillChoice(engines, alpha_s, beta_tokens).engine()`` gives, for a fetch that places one request only."""
+    short: PrefillEngine | None = None
+    long: PrefillEngine | None = None
+    for engine in engines:
+        tokens = engine.tokens
+        if tokens <= beta_tokens and engine.requests < engine.allowance:
+            queue = engine.read_queue
+            if queue.unread_tokens <= alpha_s * queue.tokens_per_s:
+                if short is None or tokens < short.tokens:
+                    short = engine
+            elif long is None or tokens < long.tokens:
+                long = engine
+    return long if short is None else short

@@ -49,11 +49,13 @@ class Dispatcher:
         self.sequence = 0
 
     def submitted(self) -> None:
-        """A request waits: unless leaders are fetching anyway, those that can place it do so now."""
+        """A request waits: unless leaders are fetching anyway, those that can place it do so now.
+
+        One group of each role fetches, and the one to which the first phase has given the request.
+        """
         if self._ticking:
             return
-        for role in Role:
-            nodes = self._by_role[role]
+        for role, nodes in self._by_role.items():
             self._fetch(nodes[self._next[role] % len(nodes)])
             self._next[role] += 1
         for group in self._scheduler.backlogged():
