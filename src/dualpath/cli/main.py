@@ -19,6 +19,7 @@ VERBS = {
     "demo": "Basic, DualPath and Oracle on this machine, in two minutes",
     "simulate": "run agents through a cluster that you do not have",
     "plan": "what the second path would bring on a cluster",
+    "reproduce": "the paper's tables and figures, predicted",
     "profile": "measure this machine for a model",
     "model": "make small models",
     "store": "look after a block store",

@@ -24,8 +24,6 @@ from dualpath.evaluation.registry import EXPERIMENTS
 from dualpath.evaluation.section import Section
 from dualpath.knobs import did_you_mean
 
-SLOW = ("scale", "beyond")
-
 
 @click.command()
 @click.option("--only", help="Experiments, separated by commas, e.g. table3,fig12; see --list.")

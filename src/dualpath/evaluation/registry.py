@@ -1,0 +1,9 @@
+"""All experiments by name, in the order of the paper, then those beyond it."""
+
+from __future__ import annotations
+
+from dualpath.evaluation.experiment import Experiment
+from dualpath.evaluation.offline import OFFLINE
+
+EXPERIMENTS: dict[str, Experiment] = {experiment.key: experiment for experiment in (*OFFLINE,)}
+"""What ``dualpath reproduce`` runs; the keys are what ``--only`` takes."""
