@@ -20,14 +20,21 @@ class TurnSize(NamedTuple):
 
 
 class SimAgent:
-    """One agent; ``number`` is its place in the workload, ``next_turn`` the turn that it sends next."""
+    """One agent.
 
-    __slots__ = ("next_turn", "number", "sizes")
+    Attributes:
+        number: its place in the workload.
+        next_turn: the turn that it sends next.
+        stored_s: when what its turns have left behind is stored: a turn whose hit is still being written waits for it.
+    """
+
+    __slots__ = ("next_turn", "number", "sizes", "stored_s")
 
     def __init__(self, number: int, sizes: Sequence[TurnSize]) -> None:
         self.number = number
         self.sizes = sizes
         self.next_turn = 0
+        self.stored_s = 0.0
 
 
 def agents_of(trajectories: Sequence[Trajectory], block_tokens: int) -> list[SimAgent]:

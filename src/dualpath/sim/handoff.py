@@ -70,7 +70,7 @@ class Handoff:
             assert request.decode is not None
             block = self._block_tokens
             whole = (request.prompt_tokens + output_tokens - 1) // block - request.prompt_tokens // block
-            self._write(request.decode.node, whole * block)
+            self._stored(request, self._write(request.decode.node, whole * block))
 
     def _admit(self, decode: DecodeEngine, request: SimRequest) -> bool:
         """Take HBM and copy, if there is room."""
@@ -108,10 +108,18 @@ class Handoff:
         assert request.decode is not None
         block = self._block_tokens
         missed = request.prompt_tokens // block * block - request.hit_tokens
-        return self._write(request.decode.node, max(0, missed))
+        return self._stored(request, self._write(request.decode.node, max(0, missed)))
+
+    def _stored(self, request: SimRequest, written_s: float) -> float:
+        """The agent's next hit is there only then."""
+        if written_s > request.agent.stored_s:
+            request.agent.stored_s = written_s
+        return written_s
 
     def _write(self, node: SimNode, tokens: int) -> float:
         now_s = self._kernel.now_s
+        if not tokens:
+            return now_s
         written_s = node.snic_write.carry(now_s, tokens * self._write_snic)
         return max(written_s, node.dram.carry(now_s, tokens * self._write_dram))
 

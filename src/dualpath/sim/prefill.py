@@ -42,7 +42,7 @@ class PrefillGroup:
         self.steps_s, self.most_attention_s, self.mean_attention_s = array("d"), array("f"), array("f")
         self._kernel = kernel
         self._prefilled = prefilled
-        self._attention_time = spec.prefill.attention_time
+        self._attention_time = spec.prefill.compute_time or spec.prefill.attention_time
         self._step = spec.prefill.step_time.step
         self._layers = spec.geometry.layers
         self._layerwise = spec.prefill.layerwise
@@ -153,24 +153,34 @@ class PrefillGroup:
         now_s = self._kernel.now_s
         latest_s = now_s
         head_charge, tail_charge, new_charge = charges
+        per_engine: dict[PrefillEngine, list[int]] = {}
         for engine, request, chunk in self._parts:
-            new, cached = chunk.new, chunk.cached
+            new, cached, decode = chunk.new, chunk.cached, request.decode
+            assert decode is not None
             head = request.head if cached == request.hit_tokens else 0
             tail = cached - head
-            decode = request.decode
-            assert decode is not None
-            for link, size in (
-                (engine.cnic.read, head * head_charge[3] + tail * tail_charge[3] + new * new_charge[3]),
-                (engine.cnic.write, head * head_charge[4] + tail * tail_charge[4] + new * new_charge[4]),
-                (decode.cnic.read, head * head_charge[5] + tail * tail_charge[5] + new * new_charge[5]),
-                (decode.cnic.write, head * head_charge[6] + tail * tail_charge[6] + new * new_charge[6]),
-                (engine.node.dram, head * head_charge[7] + tail * tail_charge[7] + new * new_charge[7]),
-                (decode.node.dram, head * head_charge[8] + tail * tail_charge[8] + new * new_charge[8]),
-            ):
-                if size:
-                    finish_s = link.carry(now_s, size)
-                    if finish_s > latest_s:
-                        latest_s = finish_s
+            tokens = per_engine.get(engine)
+            if tokens is None:
+                per_engine[engine] = [head, tail, new]
+            else:
+                tokens[0] += head
+                tokens[1] += tail
+                tokens[2] += new
+            size = head * head_charge.de_cnic_read + tail * tail_charge.de_cnic_read + new * new_charge.de_cnic_read
+            if size:
+                latest_s = max(latest_s, decode.cnic.read.carry(now_s, size))
+            size = head * head_charge.de_cnic_write + tail * tail_charge.de_cnic_write + new * new_charge.de_cnic_write
+            if size:
+                latest_s = max(latest_s, decode.cnic.write.carry(now_s, size))
+            size = head * head_charge.de_dram + tail * tail_charge.de_dram + new * new_charge.de_dram
+            latest_s = max(latest_s, decode.node.dram.carry(now_s, size))
+        for engine, (head, tail, new) in per_engine.items():
+            size = head * head_charge.pe_cnic_read + tail * tail_charge.pe_cnic_read + new * new_charge.pe_cnic_read
+            read_s = engine.cnic.read.carry(now_s, size)
+            size = head * head_charge.pe_cnic_write + tail * tail_charge.pe_cnic_write + new * new_charge.pe_cnic_write
+            write_s = engine.cnic.write.carry(now_s, size)
+            size = head * head_charge.pe_dram + tail * tail_charge.pe_dram + new * new_charge.pe_dram
+            latest_s = max(latest_s, read_s, write_s, engine.node.dram.carry(now_s, size))
         return latest_s
 
     def _end(self, _: None) -> None:

@@ -21,6 +21,8 @@ from dualpath.workload.trajectory import Trajectory
 BUFFER_BYTES = 80e9
 """DRAM buffer of a node (paper section 7)."""
 MOST_BATCH_TOKENS = 32_768
+FETCH_INTERVAL_S = 0.1
+"""Leaders' fetches while requests wait; a prefill step takes several times as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ def cluster_of(sheet: Sheet, settings: Settings) -> ClusterSpec:
         ),
         latencies=Latencies(turn_s=free.turn_s, read_s=free.read_latency_s, handoff_s=free.handoff_s),
         transfers=not settings.cluster.oracle,
-        fetch_interval_s=settings.scheduling.fetch_interval_s,
+        fetch_interval_s=FETCH_INTERVAL_S,
     )
 
 

@@ -145,7 +145,10 @@ class Simulation:
             size.output_tokens,
             self.kernel.now_s - self.spec.latencies.turn_s,
         )
-        self.cluster.submit(request)
+        if agent.stored_s > self.kernel.now_s:
+            self.kernel.at(agent.stored_s, self.cluster.submit, request)
+        else:
+            self.cluster.submit(request)
 
     def _done(self, request: SimRequest) -> None:
         """A turn's last token is there; its agent has it a little later."""

@@ -44,6 +44,7 @@ class PrefillSpec:
         kv_bytes: device memory for the KV of one engine's batch.
         buffer_tokens: DRAM buffer of a node.
         collective_bytes: bytes that a new token's all-to-all moves through the engine's compute NIC, in each direction.
+        compute_time: what a request's part of a step really takes, where that is not ``attention_time``.
     """
 
     nodes: int
@@ -56,6 +57,7 @@ class PrefillSpec:
     kv_bytes: float
     buffer_tokens: int
     collective_bytes: float = 0.0
+    compute_time: AttentionTime | None = None
 
 
 @dataclass(frozen=True, slots=True)
