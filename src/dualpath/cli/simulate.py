@@ -22,7 +22,7 @@ from dualpath.cli.traces import read_trajectories
 from dualpath.costmodel.calibration import DEFAULT
 from dualpath.costmodel.catalogue import MODELS, NODES, node_named
 from dualpath.costmodel.serving import Placement, served
-from dualpath.errors import SettingsError
+from dualpath.errors import ClusterError, SettingsError
 from dualpath.scheduling.baselines import apply_system
 from dualpath.settings import Settings, parse_bytes
 from dualpath.sim.capacity import Objective, find_capacity, parse_objective
@@ -127,6 +127,8 @@ def simulate(
     if json_path is not None:
         write_report(Path(json_path), report)
         console.print(f"report: {json_path}")
+    if not any(one.result.turns.completed() for one in results):
+        raise ClusterError("not one turn could be held by this cluster")
 
 
 def _buffer(text: str) -> float:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
+from dualpath.evaluation.dram_tier import hit_rates
 from dualpath.sim.run import Balance, SimResult, SimWorkload
 from dualpath.sim.spec import ClusterSpec
 from dualpath.types import Role
@@ -47,6 +48,7 @@ class Outcome:
         utilisation: over time.
         prefill_busy, decode_busy: share of the run that groups spent in steps.
         wall_s: real seconds of the simulation.
+        dram_hit_rates: of a DRAM tier of each size that the case names, of turns sent within the window.
     """
 
     jct_s: float
@@ -71,9 +73,17 @@ class Outcome:
     prefill_busy: float
     decode_busy: float
     wall_s: float
+    dram_hit_rates: tuple[float, ...] = ()
 
 
-def outcome_of(found: SimResult, workload: SimWorkload, window: Window | None, spec: ClusterSpec, wall_s: float) -> Outcome:
+def outcome_of(
+    found: SimResult,
+    workload: SimWorkload,
+    window: Window | None,
+    spec: ClusterSpec,
+    wall_s: float,
+    dram_tier_bytes: Sequence[float] = (),
+) -> Outcome:
     """Condense a simulation."""
     turns = found.result.turns
     jct_s = metrics.jct_s(turns)
@@ -88,7 +98,7 @@ def outcome_of(found: SimResult, workload: SimWorkload, window: Window | None, s
         preempted=found.preempted,
         ttft_s=summary(chosen.ttft_s()),
         ttst_s=summary(chosen.ttst_s()),
-        tpot_s=summary(_after_second_s(chosen)),
+        tpot_s=summary(chosen.tpot_after_second_s()),
         latency_s=latency,
         stages=metrics.mean_stages(chosen),
         agent_s=_agent_s(turns, workload, window),
@@ -104,6 +114,7 @@ def outcome_of(found: SimResult, workload: SimWorkload, window: Window | None, s
         prefill_busy=found.prefill_busy_s / jct_s,
         decode_busy=found.decode_busy_s / jct_s,
         wall_s=wall_s,
+        dram_hit_rates=hit_rates(turns, dram_tier_bytes, spec.geometry.token_bytes, *(window or ())),
     )
 
 
@@ -114,14 +125,6 @@ def _within(turns: TurnTable, window: Window) -> TurnTable:
         if row[-1] and window.start_s <= row[6] < window.end_s:
             chosen.append(*row[:-1])
     return chosen
-
-
-def _after_second_s(turns: TurnTable) -> Iterator[float]:
-    """Mean time of a token after the second, of each turn of at least three."""
-    columns = turns.columns
-    for second_s, last_s, tokens in zip(columns.second_token_s, columns.last_token_s, columns.output_tokens, strict=True):
-        if tokens > 2:
-            yield (last_s - second_s) / (tokens - 2)
 
 
 def _agent_s(turns: TurnTable, workload: SimWorkload, window: Window | None) -> float | None:

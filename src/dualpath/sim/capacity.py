@@ -21,6 +21,8 @@ WARM_UP, MEASURED = 1.5, 2.0
 """In mean lives of an unloaded agent: how long a rate runs before it is measured, and for how long it is."""
 UNLOADED_AGENTS = 24
 RELATIVE_PRECISION = 0.02
+HOPELESS = 10.0
+"""A turn that has waited for its first token so many times as long as the objective allows ends the measurement."""
 MOST_RATE = 1e6
 
 
@@ -38,7 +40,10 @@ Objective = Sequence[Bound]
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What a rate gives: agents a second, and the summaries of the turns that ended while it was measured."""
+    """What a rate gives: agents a second, and the summaries of the turns that ended while it was measured.
+
+    ``tpot_s`` counts from the second token on: the hand-off is in ``ttst_s``.
+    """
 
     rate: float
     ttft_s: Summary
@@ -105,21 +110,31 @@ def at_rate(
     measured_s: float,
     seed: int = 0,
     on_progress: Callable[[SimProgress], None] | None = None,
+    longest_wait_s: float = float("inf"),
 ) -> Level:
-    """Poisson arrivals at ``rate``, from an empty cluster; turns that end within the measured time count."""
+    """Poisson arrivals at ``rate``, from an empty cluster; turns that end within the measured time count.
+
+    It ends early, and no turn counts, once one has waited longer than ``longest_wait_s`` for its first token.
+    """
     end_s = warm_up_s + measured_s
     agents = max(2, int(rate * end_s * 1.2) + 20)
     chosen = assigned(trajectories, agents, random.Random(seed))
     workload = SimWorkload(chosen, arrivals(agents, rate, random.Random(seed + 1)))
-    simulation = Simulation(spec, workload, on_progress, stop=lambda progress, _: progress.virtual_s >= end_s)
+
+    def stop(progress: SimProgress, _: TurnTable) -> bool:
+        return progress.virtual_s >= end_s or simulation.cluster.longest_wait_s() > longest_wait_s
+
+    simulation = Simulation(spec, workload, on_progress, stop=stop)
     with without_collector():
         turns = simulation.run().result.turns
+    if simulation.progress.virtual_s < end_s:
+        turns = TurnTable()
     window = _within(turns, warm_up_s, end_s)
     return Level(
         rate,
         summary(window.ttft_s()),
         summary(window.ttst_s()),
-        summary(window.tpot_s()),
+        summary(window.tpot_after_second_s()),
         _life_s(turns, chosen, warm_up_s),
         len(window),
     )
@@ -131,6 +146,7 @@ def find_capacity(
     objective: Objective,
     seed: int = 0,
     on_progress: Callable[[SimProgress], None] | None = None,
+    precision: float = RELATIVE_PRECISION,
 ) -> Capacity:
     """Double the rate until the objective is missed, then bisect.
 
@@ -139,9 +155,12 @@ def find_capacity(
     """
     life_s = unloaded_life_s(spec, trajectories, seed)
     levels: list[Level] = []
+    longest_wait_s = max((HOPELESS * one.seconds for one in objective if one.metric == "ttft"), default=float("inf"))
+    longest_wait_s += HOPELESS * spec.latencies.turn_s
 
     def level(rate: float) -> Level:
-        levels.append(at_rate(spec, trajectories, rate, WARM_UP * life_s, MEASURED * life_s, seed, on_progress))
+        times_s = WARM_UP * life_s, MEASURED * life_s
+        levels.append(at_rate(spec, trajectories, rate, *times_s, seed, on_progress, longest_wait_s))
         return levels[-1]
 
     best: Level | None = None
@@ -153,7 +172,7 @@ def find_capacity(
     if best is None:
         return Capacity(objective, None, levels)
     low, high = best.rate, rate
-    while high - low > RELATIVE_PRECISION * high:
+    while high - low > precision * high:
         middle = (low + high) / 2
         found = level(middle)
         if found.meets(objective):

@@ -178,6 +178,17 @@ class TurnTable:
         """Mean time of a token after the first, of each completed turn that has one; seconds."""
         return (seconds / steps for seconds, steps in self.decodes())
 
+    def tpot_after_second_s(self) -> Iterator[float]:
+        """Mean time of a token after the second, of each completed turn that has one; seconds.
+
+        Unlike ``tpot_s`` it leaves out the hand-off to the decode engine, which TTST measures.
+        """
+        columns = self.columns
+        spans = zip(map(sub, columns.last_token_s, columns.second_token_s), columns.output_tokens, strict=True)
+        for seconds, tokens in compress(spans, columns.completed):
+            if tokens > 2 and seconds == seconds:  # not NaN
+                yield seconds / (tokens - 2)
+
     def _between(self, start_s: Iterable[float], end_s: Iterable[float]) -> Iterator[float]:
         spans = compress(map(sub, end_s, start_s), self.columns.completed)
         return (span for span in spans if span == span)  # not NaN

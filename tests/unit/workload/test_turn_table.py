@@ -99,3 +99,12 @@ def test_a_table_goes_between_processes_and_grows_on() -> None:
     copy.append_failed(0, 7, 0.0, 1.0, 1, 0)
     assert (len(copy), copy.columns.turn[-1], copy.agent_names) == (1501, 7, ["a", "b"])
     assert copy.columns.submitted_s[:1500] == table.columns.submitted_s
+
+
+def test_the_time_of_later_tokens_leaves_out_the_second() -> None:
+    table = TurnTable(["a"])
+    stages = (0.0, 0.0, 0.0, 0.0)
+    table.append(0, 0, 0.0, 1.0, 3.0, 7.0, 7.0, 10, 4, 0, 0, *stages)
+    table.append(0, 1, 0.0, 1.0, 3.0, 3.0, 3.0, 10, 2, 0, 0, *stages)
+    assert list(table.tpot_after_second_s()) == [2.0]
+    assert list(table.tpot_s()) == [2.0, 2.0]
