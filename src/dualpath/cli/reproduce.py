@@ -17,6 +17,7 @@ from rich.console import Console
 from dualpath.cli.options import FiniteRange
 from dualpath.cli.reproduce_table import render_overview, render_section
 from dualpath.errors import SettingsError, StorageError
+from dualpath.evaluation.charts import require_matplotlib
 from dualpath.evaluation.experiment import Experiment
 from dualpath.evaluation.lab import Lab, default_jobs
 from dualpath.evaluation.page import Heading, free_parameters, html, write_points, write_values
@@ -45,6 +46,7 @@ def reproduce(only: str | None, list_only: bool, output: str, jobs: int | None, 
             console.print(f"{key:18} {experiment.title}")
         return
     chosen = chosen_experiments(only)
+    require_matplotlib()
     directory = Path(output)
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -96,10 +98,10 @@ def _section(experiment: Experiment, lab: Lab) -> Section:
 
 def _write(directory: Path, sections: Sequence[Section], heading: Heading) -> None:
     try:
-        (directory / "index.html").write_text(html(sections, free_parameters(), heading), encoding="utf-8")
         with (directory / "values.csv").open("w", newline="", encoding="utf-8") as file:
             write_values(file, sections)
         with (directory / "points.csv").open("w", newline="", encoding="utf-8") as file:
             write_points(file, sections)
+        (directory / "index.html").write_text(html(sections, free_parameters(), heading), encoding="utf-8")
     except OSError as error:
         raise StorageError(f"{error.filename}: {error.strerror}") from error

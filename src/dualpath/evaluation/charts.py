@@ -8,6 +8,8 @@ import re
 import textwrap
 from collections.abc import Sequence
 from io import StringIO
+from itertools import pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
@@ -17,7 +19,6 @@ from dualpath.evaluation.section import Picture, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
 
 SVG = "http://www.w3.org/2000/svg"
 INK = "#010203"
@@ -26,7 +27,7 @@ COLOURS = ("#2f7fd1", "#e0701b", "#2b9a62", "#c4478f", "#8b70dc", "#9a8420", "#1
 """Each has a contrast of at least 3 with white and with the dark page."""
 MARKERS = "os^Dv<>P"
 WIDTH_IN, HEIGHT_IN = 7.2, 3.7
-LEGEND_CHARACTERS, CATEGORY_CHARACTERS = 84, 96
+LEGEND_CHARACTERS, CATEGORY_CHARACTERS, SLANTED_CHARACTERS = 84, 96, 24
 MOST_MARKERS = 40
 MOST_TICKS = 9
 STYLE: dict[str, Any] = {
@@ -115,8 +116,8 @@ def _lines(axes: Axes, picture: Picture) -> None:
             linestyle=(0, (4, 3)) if series.paper else "-",
             linewidth=1.4 if series.paper else 1.9,
         )
-    _scale(axes.xaxis, [x for xs, _ in columns for x in xs], picture.log_x)
-    _scale(axes.yaxis, [y for _, ys in columns for y in ys], picture.log_y)
+    _scale(axes, "x", [x for xs, _ in columns for x in xs], picture.log_x)
+    _scale(axes, "y", [y for _, ys in columns for y in ys], picture.log_y)
 
 
 def _drawable(value: float, logarithmic: bool) -> bool:
@@ -127,37 +128,44 @@ def _bars(axes: Axes, picture: Picture) -> None:
     categories = list(dict.fromkeys(_category(x) for series in picture.series for x, _ in series.points))
     width = 0.8 / len(picture.series)
     heights: list[float] = []
-    for number_, (series, (colour, _)) in enumerate(zip(picture.series, _looks(picture), strict=True)):
-        offset = (number_ - (len(picture.series) - 1) / 2) * width
+    for place, (series, (colour, _)) in enumerate(zip(picture.series, _looks(picture), strict=True)):
+        offset = (place - (len(picture.series) - 1) / 2) * width
         points = [(categories.index(_category(x)) + offset, y) for x, y in series.points if _drawable(y, picture.log_y)]
         heights += [y for _, y in points]
         look: dict[str, Any] = {"facecolor": "none", "hatch": "////"} if series.paper else {"facecolor": colour}
         axes.bar([x for x, _ in points], [y for _, y in points], width * 0.92, edgecolor=colour, **look)
-    _scale(axes.yaxis, heights, picture.log_y)
-    characters = max(8, CATEGORY_CHARACTERS // len(categories))
-    axes.set_xticks(range(len(categories)), [textwrap.fill(one, characters) for one in categories])
+    _scale(axes, "y", heights, picture.log_y)
+    _name_categories(axes, categories)
+
+
+def _name_categories(axes: Axes, categories: Sequence[str]) -> None:
+    """Below the bars: in lines as wide as there is room for, slanting where there are many."""
     axes.tick_params(axis="x", length=0)
-    if len(categories) > 8:
-        axes.tick_params(axis="x", rotation=35)
+    if len(categories) <= MOST_TICKS:
+        characters = max(8, CATEGORY_CHARACTERS // len(categories))
+        axes.set_xticks(range(len(categories)), [textwrap.fill(one, characters) for one in categories])
+        return
+    names = [textwrap.shorten(one, SLANTED_CHARACTERS, placeholder=" …") for one in categories]
+    axes.set_xticks(range(len(categories)), names, rotation=40, ha="right", rotation_mode="anchor", fontsize=9)
 
 
 def _category(x: float | str) -> str:
     return x if isinstance(x, str) else number(x)
 
 
-def _scale(axis: Axis, values: Sequence[float], logarithmic: bool) -> None:
+def _scale(axes: Axes, which: str, values: Sequence[float], logarithmic: bool) -> None:
     """Plain numbers at the ticks; a linear axis begins at 0 unless that would flatten the curves."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+    axis = axes.xaxis if which == "x" else axes.yaxis
     if logarithmic and values:
-        axis._set_axes_scale("log")
+        axes.set(**{f"{which}scale": "log"})
         axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=MOST_TICKS))
-        if _far_apart(values):
+        if which == "x" and _far_apart(values):
             axis.set_ticks(sorted(set(values)))
         axis.set_minor_locator(NullLocator())
     elif values and 0 <= min(values) < max(values) / 2:
-        low, high = axis.get_view_interval()
-        axis._set_lim(min(0, max(low, 0)), high, auto=None)
+        axes.set(**{f"{which}lim": (0, None)})
     axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
 
 
@@ -165,14 +173,18 @@ def _far_apart(values: Sequence[float]) -> bool:
     """Whether every value can have its own tick on a logarithmic axis."""
     logs = sorted({math.log(value) for value in values})
     span = logs[-1] - logs[0]
-    return 1 < len(logs) <= MOST_TICKS and all(b - a > span / 14 for a, b in zip(logs, logs[1:], strict=False))
+    return 1 < len(logs) <= MOST_TICKS and all(b - a > span / 14 for a, b in pairwise(logs))
 
 
 def _looks(picture: Picture) -> list[tuple[str, str]]:
     """Colour and marker of each series; the paper's are those of ours with the same name."""
+    return [(COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]) for place in _places(picture)]
+
+
+def _places(picture: Picture) -> list[int]:
+    """Of each series' name among all names."""
     names = list(dict.fromkeys(series.name for series in picture.series))
-    places = [names.index(series.name) for series in picture.series]
-    return [(COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]) for place in places]
+    return [names.index(series.name) for series in picture.series]
 
 
 def _label(series: Series) -> str:
@@ -182,12 +194,16 @@ def _label(series: Series) -> str:
 
 
 def _legend(figure: Any, picture: Picture) -> None:
+    """Above the axes; the paper's series beside ours of the same name."""
     axes = figure.axes[0]
-    handles = axes.containers or axes.lines
-    labels = [_label(series) for series in picture.series]
-    if not handles or labels == [""]:
+    places = _places(picture)
+    entries = sorted(zip(places, axes.containers or axes.lines, map(_label, picture.series), strict=False), key=itemgetter(0))
+    labels = [label for _, _, label in entries]
+    if not any(labels):
         return
-    columns = max(1, min(len(labels), LEGEND_CHARACTERS // (max(map(len, labels)) + 8)))
+    fitting = max(1, LEGEND_CHARACTERS // (max(map(len, labels)) + 8))
+    columns = min(len(labels) if len(labels) <= fitting else len(set(places)), fitting)
+    handles = [handle for _, handle, _ in entries]
     figure.legend(handles, labels, loc="outside upper left", ncols=columns, frameon=False, fontsize=9, handlelength=3)
 
 
