@@ -95,6 +95,13 @@ class SchedulingSettings:
     prefill_tokens_per_s: float | None = knob(
         None, "tokens a prefill engine gets through a second; default: profile", minimum=0.001
     )
+    prefill_new_weight: float = knob(
+        0.0,
+        "when prefill engines are compared, a request counts as at least so many tokens for each one to compute (0: hits and "
+        "new tokens count alike, as in the paper)",
+        minimum=0,
+        maximum=10_000,
+    )
     decode_free_watermark: float = knob(
         0.02, "share of a decode engine's KV memory that placement keeps free", minimum=0, maximum=0.9
     )

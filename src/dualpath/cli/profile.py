@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 from rich.console import Console
 
-from dualpath.cli.options import FiniteRange
+from dualpath.cli.options import FiniteRange, Given
 from dualpath.cli.outputs import check_output_file
 from dualpath.cli.signals import signals_held_back
 from dualpath.clock import MonotonicClock
 from dualpath.costmodel.fit import relative_error
+from dualpath.costmodel.hardware import EngineProfile
 from dualpath.errors import StorageError
 from dualpath.kvcache.layout import BlockGeometry
-from dualpath.settings import Dtype
+from dualpath.settings import Dtype, Settings
 
 
 @click.command()
@@ -28,6 +30,7 @@ from dualpath.settings import Dtype
 @click.option("--storage-threads", default=2, show_default=True, type=click.IntRange(1), help="I/O threads of an engine.")
 @click.option("--dtype", default="auto", type=click.Choice([one.value for one in Dtype]), help="As for `serve`.")
 @click.option("--device", default="auto", help="As for `serve`.")
+@click.option("--turns/--no-turns", default=True, help="Measure what a turn costs besides, on a small cluster.")
 def profile(
     model: str,
     output: str,
@@ -39,37 +42,85 @@ def profile(
     storage_threads: int,
     dtype: str,
     device: str,
+    turns: bool,
 ) -> None:
-    """Measure forward times, prefill rate and storage rate for MODEL, one engine on one core or device."""
+    """Measure forward times, prefill rate, storage rate and turns for MODEL, one engine on one core or device."""
     check_output_file("--output", Path(output))
     console = Console()
+    knobs = {"block_tokens": block_tokens, "storage_threads": storage_threads, "dtype": dtype, "device": device}
+    workload = TypicalTurn(prompt_tokens, hit_rate, max_len)
+    found = measured(Path(model), Given(knobs).settings(), workload, None if store is None else Path(store), console)
+    if turns:
+        found = with_turns(Path(model), Given(knobs).settings(), found, workload)
+    try:
+        Path(output).write_text(found.to_json())
+    except OSError as error:
+        raise StorageError(f"{error.filename}: {error.strerror}") from error
+    console.print(f"use it with: dualpath serve {model} --profile {output}")
+
+
+@dataclass(frozen=True, slots=True)
+class TypicalTurn:
+    """What the engine will mostly get: a prompt's tokens, their share that is cached; and the longest context to measure."""
+
+    prompt_tokens: int
+    hit_rate: float
+    max_len: int
+
+
+def measured(model: Path, settings: Settings, workload: TypicalTurn, store: Path | None, console: Console) -> EngineProfile:
+    """One engine's own times and its storage's rate, measured in this process on one core or device.
+
+    Raises:
+        ModelError: the directory is no model that this project can run.
+        StorageError: the store cannot be used.
+    """
     with signals_held_back():
         import torch
 
-        from dualpath.engine.profile import engine_profile, measure_attention, measure_storage
+        from dualpath.engine import profile as engine
         from dualpath.models.registry import load_model, resolve_device
     torch.set_num_threads(1)
     clock = MonotonicClock()
-    loaded = load_model(model, Dtype(dtype), device)
+    section, block_tokens = settings.model, settings.cache.block_tokens
+    loaded, device = load_model(model, section.dtype, section.device), resolve_device(section.device)
     shape = loaded.shape
-    longest = min(max_len, shape.max_positions)
-    samples = measure_attention(
+    longest = min(workload.max_len, shape.max_positions)
+    samples = engine.measure_attention(
         loaded,
-        resolve_device(device),
+        device,
         longest,
         clock,
         lambda one: console.print(f"cached {one.cached:6} new {one.new:5}  {one.seconds * 1e3:9.3f} ms"),
     )
     geometry = BlockGeometry(shape.layers, block_tokens, shape.token_layer_bytes)
+    times = engine.engine_times(
+        engine.measure_decode(loaded, device, longest, block_tokens, clock),
+        engine.measure_forward(loaded, device, longest, clock),
+        engine.measure_copies(geometry, device, clock),
+    )
     try:
-        rate = measure_storage(geometry, None if store is None else Path(store), storage_threads, clock)
-        found = engine_profile(samples, rate, prompt_tokens, hit_rate)
-        Path(output).write_text(found.to_json())
+        rate = engine.measure_storage(geometry, store, settings.storage.storage_threads, clock)
     except OSError as error:
         raise StorageError(f"{error.filename}: {error.strerror}") from error
+    found = engine.engine_profile(samples, rate, workload.prompt_tokens, workload.hit_rate, times)
     console.print(
         f"forward time fitted within {relative_error(found.attention, samples):.0%} (mean); "
-        f"prefill {found.prefill_tokens_per_s:,.0f} prompt tokens/s at a hit rate of {hit_rate:.0%}, "
-        f"storage {rate:,.0f} tokens/s ({rate * geometry.token_bytes / 1e6:,.0f} MB/s from the page cache)"
+        f"prefill {found.prefill_tokens_per_s:,.0f} prompt tokens/s at a hit rate of {workload.hit_rate:.0%}, "
+        f"storage {rate:,.0f} tokens/s ({rate * geometry.token_bytes / 1e6:,.0f} MB/s from the page cache); "
+        f"a decode step of one {times.step_s(1, workload.prompt_tokens) * 1e3:.1f} ms, "
+        f"of eight {times.step_s(8, 8 * workload.prompt_tokens) * 1e3:.1f} ms"
     )
-    console.print(f"use it with: dualpath serve {model} --profile {output}")
+    return found
+
+
+def with_turns(model: Path, settings: Settings, found: EngineProfile, workload: TypicalTurn) -> EngineProfile:
+    """The profile with what a turn costs besides compute and bytes, measured on a cluster of two engines.
+
+    Raises:
+        SettingsError, ClusterError: the cluster cannot start.
+    """
+    with signals_held_back():
+        from dualpath.replay.turn_times import measure_turns
+
+    return replace(found, times=measure_turns(model, settings, found, workload.prompt_tokens))

@@ -1,8 +1,8 @@
-"""Least squares for the attention-time model, in plain Python."""
+"""Least squares for the times of prefill and decode, in plain Python."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
@@ -19,6 +19,14 @@ class AttentionSample(NamedTuple):
     seconds: float
 
 
+class DecodeSample(NamedTuple):
+    """One measurement: a decode step of ``requests`` sequences with ``context_tokens`` in all took ``seconds``."""
+
+    requests: int
+    context_tokens: int
+    seconds: float
+
+
 def fit(samples: Sequence[AttentionSample]) -> AttentionTime:
     """The non-negative coefficients with the least squared relative error; ``floor_s`` is the shortest time seen.
 
@@ -28,19 +36,36 @@ def fit(samples: Sequence[AttentionSample]) -> AttentionTime:
     Raises:
         ValueError: no samples, or one without a positive time.
     """
-    if not samples or any(sample.seconds <= 0.0 for sample in samples):
-        raise ValueError("a fit needs samples with positive times")
-    rows = [[1.0 / seconds, new / seconds, pairs(cached, new) / seconds] for cached, new, seconds in samples]
-    scales = [max(row[column] for row in rows) or 1.0 for column in range(3)]
-    scaled = [[value / scale for value, scale in zip(row, scales, strict=True)] for row in rows]
-    fixed, token, pair = (value / scale for value, scale in zip(_non_negative(scaled), scales, strict=True))
+    rows = [[1.0, new, pairs(cached, new)] for cached, new, _ in samples]
+    fixed, token, pair = _fitted(rows, [sample.seconds for sample in samples])
     return AttentionTime(fixed, token, pair, floor_s=min(sample.seconds for sample in samples))
+
+
+def fit_decode(samples: Sequence[DecodeSample]) -> tuple[float, float, float]:
+    """Seconds of a decode step: fixed, a sequence, and a token of context, fitted as ``fit`` does.
+
+    Raises:
+        ValueError: no samples, or one without a positive time.
+    """
+    rows = [[1.0, requests, context] for requests, context, _ in samples]
+    step, request, context = _fitted(rows, [sample.seconds for sample in samples])
+    return step, request, context
 
 
 def relative_error(attention: AttentionTime, samples: Sequence[AttentionSample]) -> float:
     """Mean of ``|predicted − measured| / measured``."""
     errors = (abs(attention(one.cached, one.new) - one.seconds) / one.seconds for one in samples)
     return sum(errors) / len(samples)
+
+
+def _fitted(rows: Iterable[Sequence[float]], seconds: Sequence[float]) -> list[float]:
+    """Non-negative coefficients of the rows' columns, with the least squared relative error."""
+    if not seconds or min(seconds) <= 0.0:
+        raise ValueError("a fit needs samples with positive times")
+    relative = [[value / time for value in row] for row, time in zip(rows, seconds, strict=True)]
+    scales = [max(column) or 1.0 for column in zip(*relative, strict=True)]
+    scaled = [[value / scale for value, scale in zip(row, scales, strict=True)] for row in relative]
+    return [value / scale for value, scale in zip(_non_negative(scaled), scales, strict=True)]
 
 
 def _non_negative(rows: Sequence[Sequence[float]]) -> list[float]:

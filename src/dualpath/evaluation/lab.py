@@ -13,8 +13,10 @@ from multiprocessing import get_context
 
 from dualpath.costmodel.calibration import DEFAULT, Calibration
 from dualpath.costmodel.catalogue import MODELS, SIZES, node_named
-from dualpath.costmodel.serving import Placement, served
+from dualpath.costmodel.serving import Placement, ServedModel, served
+from dualpath.errors import SettingsError
 from dualpath.evaluation.outcome import Outcome, Window, outcome_of
+from dualpath.evaluation.timed_scheduler import SchedulerTimer
 from dualpath.scheduling.baselines import apply_system
 from dualpath.settings import Settings
 from dualpath.sim.presets import Sheet, cluster_of, mean_turn
@@ -26,6 +28,15 @@ from dualpath.workload.synthesis import synthesise
 from dualpath.workload.trajectory import Trajectory, Turn
 
 TRAJECTORIES = 500
+NEW_WEIGHT = 25.0
+"""Of the policy ``new-weight``: about what the attention of a new token takes against that of a cached one, times a half."""
+POLICIES = ("", "resident", "resident-in-place", "new-weight")
+"""Beyond the paper. ``resident``: decode engines prefill what follows the contexts they still hold, with attention as on
+prefill engines; ``resident-in-place``: without what gathering the context takes there; ``new-weight``: prefill engines are
+chosen by weighted tokens."""
+GATHERED_CHUNK_TOKENS, IN_PLACE_CHUNK_TOKENS = 1024, 64
+"""What suits resident turns best (of 64 to 1,024): a chunk gathers its whole context, so few large ones do; or nothing is
+gathered, and small ones are even."""
 LEAST_AGENTS = 8
 
 
@@ -45,6 +56,8 @@ class Case:
         window: virtual seconds in which turns have to end to count for latencies (None: all).
         quota_s, alpha_s, beta_s, buffer_bytes: as in ``dualpath simulate``.
         policy: a scheduling or engine policy beyond the paper's, see ``experiments``.
+        dram_tier_bytes: sizes of a DRAM tier, of the whole cluster, to replay the turns through afterwards.
+        time_scheduler: whether to measure the scheduler's own processor time.
     """
 
     model: str = "ds-660b"
@@ -68,6 +81,8 @@ class Case:
     policy: str = ""
     seed: int = 0
     free: Calibration = DEFAULT
+    dram_tier_bytes: tuple[float, ...] = ()
+    time_scheduler: bool = False
 
 
 @dataclass(slots=True)
@@ -104,7 +119,15 @@ class Lab:
         return {case: self._done[case] for case in wanted}
 
     def _scaled(self, case: Case) -> Case:
-        return case if self.effort == 1.0 else replace(case, agents=max(LEAST_AGENTS, round(case.agents * self.effort)))
+        """The share of the case that is simulated: of its agents, and, with arrivals, of its time."""
+        if self.effort == 1.0:
+            return case
+        return replace(
+            case,
+            agents=max(LEAST_AGENTS, round(case.agents * self.effort)),
+            until_s=None if case.until_s is None else case.until_s * self.effort,
+            window=None if case.window is None else Window(*(time_s * self.effort for time_s in case.window)),
+        )
 
     def _keep(self, case: Case, outcome: Outcome) -> None:
         self._done[case] = outcome
@@ -123,10 +146,13 @@ def default_jobs() -> int:
 def run_case(case: Case) -> Outcome:
     """Simulate one case."""
     started = time.perf_counter()
-    simulation = Simulation(spec_of(case), workload_of(case), stop=_stop_at(case.until_s))
+    timer = SchedulerTimer(case.time_scheduler)
+    simulation = Simulation(spec_of(case), workload_of(case), scheduler=timer.scheduler, stop=_stop_at(case.until_s))
     with without_collector():
         result = simulation.run()
-        return outcome_of(result, simulation.workload, case.window, simulation.spec, time.perf_counter() - started)
+        wall_s = time.perf_counter() - started
+        outcome = outcome_of(result, simulation.workload, case.window, simulation.spec, wall_s, case.dram_tier_bytes)
+    return replace(outcome, scheduler_cpu_s=timer.cpu_s)
 
 
 def _stop_at(until_s: float | None) -> Callable[..., bool] | None:
@@ -143,12 +169,24 @@ def spec_of(case: Case) -> ClusterSpec:
     turn = mean_turn(_trajectories(case.dataset, case.append_scale, case.output_scale))
     sheet = Sheet(model, node, case.prefill, case.decode, turn, case.buffer_bytes, case.free)
     default = Settings()
+    weight = NEW_WEIGHT if case.policy == "new-weight" else default.scheduling.prefill_new_weight
     settings = replace(
         default,
-        scheduling=replace(default.scheduling, alpha_s=case.alpha_s, beta_s=case.beta_s),
+        scheduling=replace(default.scheduling, alpha_s=case.alpha_s, beta_s=case.beta_s, prefill_new_weight=weight),
         prefill=replace(default.prefill, quota_s=case.quota_s),
     )
-    return cluster_of(sheet, apply_system(settings, case.system))
+    return _with_policy(cluster_of(sheet, apply_system(settings, case.system)), case.policy, model)
+
+
+def _with_policy(spec: ClusterSpec, policy: str, model: ServedModel) -> ClusterSpec:
+    if policy not in POLICIES:
+        raise SettingsError(f"policy: {policy!r} is none of {', '.join(POLICIES)}")
+    if not policy.startswith("resident"):
+        return spec
+    if policy == "resident":
+        return replace(spec, resident=True, resident_chunk_tokens=GATHERED_CHUNK_TOKENS)
+    in_place = replace(model.prefill, request_context_s=0.0)
+    return replace(spec, resident=True, resident_chunk_tokens=IN_PLACE_CHUNK_TOKENS, resident_attention=in_place)
 
 
 def workload_of(case: Case) -> SimWorkload:

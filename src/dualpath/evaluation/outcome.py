@@ -49,6 +49,7 @@ class Outcome:
         prefill_busy, decode_busy: share of the run that groups spent in steps.
         wall_s: real seconds of the simulation.
         dram_hit_rates: of a DRAM tier of each size that the case names, of turns sent within the window.
+        scheduler_cpu_s: processor seconds within the scheduler's calls; None: not measured.
     """
 
     jct_s: float
@@ -74,6 +75,7 @@ class Outcome:
     decode_busy: float
     wall_s: float
     dram_hit_rates: tuple[float, ...] = ()
+    scheduler_cpu_s: float | None = None
 
 
 def outcome_of(

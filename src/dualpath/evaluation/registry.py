@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dualpath.evaluation.experiment import Experiment
 from dualpath.evaluation.offline import OFFLINE
+from dualpath.evaluation.online import ONLINE
 
-EXPERIMENTS: dict[str, Experiment] = {experiment.key: experiment for experiment in (*OFFLINE,)}
+EXPERIMENTS: dict[str, Experiment] = {experiment.key: experiment for experiment in (*OFFLINE, *ONLINE)}
 """What ``dualpath reproduce`` runs; the keys are what ``--only`` takes."""

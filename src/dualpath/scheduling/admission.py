@@ -22,7 +22,15 @@ def request_state(description: RequestDescription, limits: SchedulerLimits, now_
     if not 0 <= hit < prompt or hit % block:
         raise ValueError(f"a hit of {hit} of {prompt} tokens is not whole blocks that leave a token to compute")
     context_tokens = prompt + description.max_output_tokens - 1
-    return RequestState(description.request_id, prompt, context_tokens, hit, 1 - (-prompt // block), now_s)
+    return RequestState(
+        request_id=description.request_id,
+        prompt_tokens=prompt,
+        context_tokens=context_tokens,
+        hit_tokens=hit,
+        demand_blocks=1 - (-prompt // block),
+        submitted_s=now_s,
+        prefill_load_tokens=limits.prefill_load(prompt, hit),
+    )
 
 
 def engine_state(

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from dualpath.clock import Clock
+from dualpath.errors import UnknownEngine
 from dualpath.scheduling.admission import engine_state, refusal, request_state
 from dualpath.scheduling.decisions import (
     Decision,
@@ -151,6 +152,22 @@ class CentralScheduler:
             UnknownEngine: the group, or one of the reporting engines, has not joined or was given up.
         """
         return self._placed(self._placer.decode(self._decode.report(group, loads)))
+
+    def resumed(self, description: RequestDescription, decode: EngineName) -> None:
+        """A turn goes on where its context still is: it is on that decode engine's books until it ends, on nobody else's.
+
+        The paper's systems have no such turns. It counts as a placement, and the engine knows of it.
+
+        Raises:
+            UnknownEngine: there is no such decode engine.
+            ValueError: the hit is no whole blocks, or leaves no token to compute.
+        """
+        engine = self._decode.engines.get(decode)
+        if engine is None:
+            raise UnknownEngine(f"there is no decode engine {decode}", (decode,))
+        request = request_state(description, self._limits, self._clock.now())
+        self._requests[description.request_id] = request
+        self._placer.resumed(request, engine)
 
     def read_progress(self, request_id: RequestId, side: Side, tokens_read: int) -> None:
         """``side`` has now read ``tokens_read`` of its share in all (the whole share also when it gives the rest up)."""

@@ -55,6 +55,7 @@ class RequestState:
     hit_tokens: int
     demand_blocks: int
     submitted_s: float
+    prefill_load_tokens: int = 0
     left: bool = False
     decode_group: GroupState | None = None
     prefill: EngineState | None = None
@@ -145,7 +146,8 @@ class EngineState:
     Attributes:
         decodes: whether it is a decode engine.
         requests: unfinished requests given to it (``n_e``).
-        tokens: their prompt tokens, hits included (``tok_e``).
+        tokens: their prompt tokens, hits included (``tok_e``); of a prefill engine perhaps weighted
+            (``SchedulerLimits.prefill_load``).
         unread_tokens: its part of what is placed on the node and not known to be read; ``read_ahead_tokens`` are those
             that a report said were read before their events came, so that the node's queue is shorter by them.
         room_blocks: KV blocks above the watermark, less ``grown_blocks``: those that it reported in use beyond what the
@@ -180,7 +182,7 @@ class EngineState:
     def release_prefill(self, request: RequestState) -> None:
         """The request no longer needs this prefill engine: it is prefilled, or has not come so far."""
         self.requests -= 1
-        self.tokens -= request.prompt_tokens
+        self.tokens -= request.prefill_load_tokens
         request.prefill = None
         if request.unread_prefill:
             self.read(request.unread_prefill)

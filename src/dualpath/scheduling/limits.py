@@ -18,6 +18,7 @@ class SchedulerLimits:
     Attributes:
         alpha_s: seconds of storage reading (α) above which a node's prefill engines are avoided.
         beta_s: seconds of prefill (β) above which a prefill engine gets nothing more.
+        prefill_new_weight: a request's load on a prefill engine is ``max(prompt, weight · new)`` tokens; 0 is the paper's.
         decode_free_watermark: share of a decode engine's KV pool that placement keeps free.
         storage_tokens_per_s: tokens of KV a node reads a second, unless ``node_storage_tokens_per_s`` names the node.
         prefill_tokens_per_s: prompt tokens a prefill engine gets through a second.
@@ -37,6 +38,7 @@ class SchedulerLimits:
     decode_free_watermark: float = 0.02
     recompute_when_faster: bool = False
     node_storage_tokens_per_s: Mapping[NodeName, float] = field(default_factory=dict)
+    prefill_new_weight: float = 0.0
 
     def __post_init__(self) -> None:
         rates = {f"node_storage_tokens_per_s[{node}]": rate for node, rate in self.node_storage_tokens_per_s.items()}
@@ -52,6 +54,14 @@ class SchedulerLimits:
     def node_rate(self, node: NodeName) -> float:
         """Tokens of KV that ``node`` reads from storage a second."""
         return self.node_storage_tokens_per_s.get(node, self.storage_tokens_per_s)
+
+    def prefill_load(self, prompt_tokens: int, hit_tokens: int) -> int:
+        """Tokens that a request adds to a prefill engine's load (``tok_e``).
+
+        A token to compute takes the time of several dozen that are only attended to, so that the few requests with many
+        new ones hold up whoever is placed behind them.
+        """
+        return max(prompt_tokens, int(self.prefill_new_weight * (prompt_tokens - hit_tokens)))
 
     def blocks(self, tokens: int) -> int:
         """Blocks that ``tokens`` occupy, the last one perhaps in part."""
@@ -74,5 +84,6 @@ def scheduler_limits(settings: Settings, *, storage_tokens_per_s: float, prefill
         alpha_s=section.alpha_s,
         beta_s=section.beta_s,
         decode_free_watermark=section.decode_free_watermark,
+        prefill_new_weight=section.prefill_new_weight,
         recompute_when_faster=settings.cluster.recompute_when_faster,
     )

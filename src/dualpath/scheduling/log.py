@@ -109,6 +109,9 @@ class RecordingScheduler:
     def fetch_decode(self, group: GroupName, loads: Sequence[EngineLoad]) -> list[Decision]:
         return self._record("fetch_decode", group, list(loads))
 
+    def resumed(self, description: RequestDescription, decode: EngineName) -> None:
+        self._record("resumed", description, decode)
+
     def read_progress(self, request_id: RequestId, side: Side, tokens_read: int) -> None:
         self._record("read_progress", request_id, side, tokens_read)
 

@@ -46,6 +46,16 @@ class Placer:
         queue.drop(done)
         return self._decode_in_group(group)
 
+    def resumed(self, request: RequestState, engine: EngineState) -> None:
+        """The request is on ``engine`` already, and only there."""
+        request.decode, request.decode_group = engine, engine.group
+        engine.requests += 1
+        engine.tokens += request.prompt_tokens
+        engine.reserved_blocks += request.demand_blocks
+        engine.group.load_tokens += request.prompt_tokens
+        self.loads.changed(engine.group)
+        self.sequence = request.sequence = self.sequence + 1
+
     def _prefill_in_group(self, group: GroupState) -> list[Decision]:
         decisions: list[Decision] = []
         queue, holds = self._prefill.queue, group.capacity.holds
@@ -125,7 +135,7 @@ class Placer:
     def _assign_prefill(self, request: RequestState, engine: EngineState, decisions: list[Decision]) -> None:
         request.prefill = engine
         engine.requests += 1
-        engine.tokens += request.prompt_tokens
+        engine.tokens += request.prefill_load_tokens
         if request.decode is not None:
             request.decode.half_blocks -= request.demand_blocks
             decisions.append(self._place(request, engine, request.decode))

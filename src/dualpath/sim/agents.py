@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from dualpath.workload.agent import block_hit
 from dualpath.workload.trajectory import Trajectory, Turn
+
+if TYPE_CHECKING:
+    from dualpath.sim.request import SimRequest
 
 
 class TurnSize(NamedTuple):
@@ -25,16 +28,18 @@ class SimAgent:
     Attributes:
         number: its place in the workload.
         next_turn: the turn that it sends next.
-        stored_s: when what its turns have left behind is stored: a turn whose hit is still being written waits for it.
+        writing: pieces of what its turns have left behind that are still being written.
+        waiting: its next turn, which waits until they are written: they are its hit.
     """
 
-    __slots__ = ("next_turn", "number", "sizes", "stored_s")
+    __slots__ = ("next_turn", "number", "sizes", "waiting", "writing")
 
     def __init__(self, number: int, sizes: Sequence[TurnSize]) -> None:
         self.number = number
         self.sizes = sizes
         self.next_turn = 0
-        self.stored_s = 0.0
+        self.writing = 0
+        self.waiting: SimRequest | None = None
 
 
 def agents_of(trajectories: Sequence[Trajectory], block_tokens: int) -> list[SimAgent]:

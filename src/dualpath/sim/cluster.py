@@ -17,6 +17,7 @@ from dualpath.sim.nodes import DecodeEngine, PrefillEngine, SimNode
 from dualpath.sim.prefill import PrefillGroup
 from dualpath.sim.reads import Reads
 from dualpath.sim.request import SimRequest
+from dualpath.sim.resident import ResidentGroup, ResidentPath
 from dualpath.sim.spec import ClusterSpec
 from dualpath.types import RequestId, Role
 
@@ -28,6 +29,7 @@ class SimCluster:
 
     Attributes:
         preempted: turns that had to leave HBM and start again.
+        resident: of a cluster whose decode engines keep contexts; else None.
         unfinished: turns accepted and not done, by the id of their attempt.
     """
 
@@ -50,17 +52,18 @@ class SimCluster:
         self._attempts = 0
         charges = per_token(spec.geometry, layerwise=spec.prefill.layerwise, transfers=spec.transfers)
         self._reads = Reads(kernel, scheduler, charges[Stage.READ], spec.latencies.read_s, self._ready)
-        self._handoff = Handoff(kernel, spec, charges, self._decodes)
+        self._handoff = Handoff(kernel, spec, charges, self._decodes, self._submit, self._admitted if spec.resident else None)
+        self.resident = ResidentPath(kernel, spec, scheduler, self._handoff, self._end) if spec.resident else None
         prefill, decode = spec.prefill, spec.decode
         self.prefill_nodes = self._nodes(Role.PREFILL, prefill.nodes, prefill.buffer_tokens, self._reads.granted)
         self.decode_nodes = self._nodes(Role.DECODE, decode.nodes, decode.buffer_tokens, self._reads.decode_granted)
         self.prefill_groups = [
             PrefillGroup(kernel, spec, engines, charges, self._prefilled)
-            for engines in _groups(self.prefill_nodes, prefill.step_nodes, PrefillEngine)
+            for engines in _groups(self.prefill_nodes, spec.step_engines(prefill.step_nodes), PrefillEngine)
         ]
         self.decode_groups = [
-            DecodeGroup(kernel, spec, engines, self._finished, self._preempted)
-            for engines in _groups(self.decode_nodes, decode.step_nodes, DecodeEngine)
+            self._decode_group(engines)
+            for engines in _groups(self.decode_nodes, spec.step_engines(decode.step_nodes), DecodeEngine)
         ]
         self._join()
         self._prefill_engines = {engine.name: engine for group in self.prefill_groups for engine in group.engines}
@@ -79,8 +82,21 @@ class SimCluster:
         self._attempts += 1
         return RequestId(str(self._attempts))
 
+    def longest_wait_s(self) -> float:
+        """How long the turn that waits longest has waited for its first token; this looks at every unfinished turn."""
+        waiting = [request.sent_s for request in self.unfinished.values() if request.first_s != request.first_s]
+        return self._kernel.now_s - min(waiting) if waiting else 0.0
+
     def submit(self, request: SimRequest) -> None:
-        """Take a turn, or refuse it because no engine could ever hold it."""
+        """Take a turn once its hit is stored, or refuse it because no engine could ever hold it."""
+        if self.resident is not None and self.resident.begin(request):
+            self._resumed(request)
+        elif request.agent.writing:
+            request.agent.waiting = request
+        else:
+            self._submit(request)
+
+    def _submit(self, request: SimRequest) -> None:
         if not self.prefill_groups[0].fits(request.prompt_tokens):
             rows = f"{self.spec.prefill_kv_rows} tokens of KV that a prefill batch may hold"
             self._refused(request, f"a prompt of {request.prompt_tokens} tokens exceeds the {rows}")
@@ -93,6 +109,26 @@ class SimCluster:
             self._decide(decisions)
         else:
             self._dispatcher.submitted()
+
+    def _decode_group(self, engines: Sequence[DecodeEngine]) -> DecodeGroup:
+        arguments = (self._kernel, self.spec, engines, self._finished, self._preempted)
+        if self.resident is None:
+            return DecodeGroup(*arguments)
+        return ResidentGroup(*arguments, self.resident.prefilled, self.resident.residents)
+
+    def _resumed(self, request: SimRequest) -> None:
+        """The turn is where its context is: that engine computes what is new."""
+        assert request.decode is not None
+        self.unfinished[request.request_id] = request
+        self._in_flight += 1
+        self._dispatcher.sequence += 1
+        group = self.decode_groups[request.decode.group]
+        assert isinstance(group, ResidentGroup)
+        group.prefill(request)
+
+    def _admitted(self, engine: DecodeEngine) -> None:
+        assert self.resident is not None
+        self.resident.residents.make_room(engine)
 
     def _nodes(self, role: Role, count: int, buffer_tokens: int, granted: Callable[[SimRequest], None]) -> list[SimNode]:
         return [SimNode(role, number, self.spec.node, buffer_tokens, granted) for number in range(count)]
@@ -122,6 +158,8 @@ class SimCluster:
         if request.head + request.tail < request.hit_tokens:  # recomputing is predicted to be faster
             request.hit_tokens = request.cached = 0
             request.new = request.prompt_tokens
+            if not request.generated_before:
+                request.reused_tokens = 0
         if request.placed_s != request.placed_s:  # a later attempt keeps the first one's stamps
             request.placed_s = self._kernel.now_s
         self._dispatcher.sequence = placed.sequence
@@ -153,6 +191,8 @@ class SimCluster:
     def _finished(self, request: SimRequest) -> None:
         """The last token is there."""
         self._handoff.write_output(request, request.output_tokens)
+        if self.resident is not None:
+            self.resident.residents.keep(request)
         self._end(request)
         self._handoff.left(request)
 
@@ -175,9 +215,10 @@ class SimCluster:
 
 
 def _groups(nodes: Sequence[SimNode], size: int, kind: type[Engine]) -> Iterator[list[Engine]]:
-    """The engines of every ``size`` nodes, each told the number of its group."""
-    for number, first in enumerate(range(0, len(nodes), size)):
-        engines = [engine for node in nodes[first : first + size] for engine in node.engines if isinstance(engine, kind)]
-        for engine in engines:
+    """Every ``size`` engines, each told the number of its group."""
+    engines = [engine for node in nodes for engine in node.engines if isinstance(engine, kind)]
+    for number, first in enumerate(range(0, len(engines), size)):
+        group = engines[first : first + size]
+        for engine in group:
             engine.group = number
-        yield engines
+        yield group

@@ -46,6 +46,7 @@ class DecodeGroup:
         self._collective_bytes = spec.decode.collective_bytes
         self._engine_s = [0.0] * len(engines)
         self._requests = 0
+        self._busy = False
         self._due: list[tuple[int, int, SimRequest, RequestId]] = []
         self._sequence = 0
         self._joining: list[SimRequest] = []
@@ -62,21 +63,25 @@ class DecodeGroup:
     def join(self, request: SimRequest) -> None:
         """The request's KV is in HBM: it decodes from the next step on."""
         self._joining.append(request)
+        self._comes()
+
+    def _comes(self) -> None:
+        """Someone waits for the next step: there is one at once, or as soon as the running one has ended."""
         now_s = self._kernel.now_s
-        if not self._requests:
-            if len(self._joining) == 1:
+        if not self._busy:
+            if self._wake_s > now_s:
                 self._boundary_s, self._wake_step = now_s, self._step
                 self._wake_at(now_s)
             return
         steps = int((now_s - self._boundary_s) / self._step_s) + 1
-        time_s = self._boundary_s + steps * self._step_s
+        time_s = max(now_s, self._boundary_s + steps * self._step_s)  # rounding may put a boundary of just now into the past
         if time_s < self._wake_s:
             self._wake_step = self._step + steps
             self._wake_at(time_s)
 
     def busy_seconds(self, now_s: float) -> float:
         """Seconds in steps so far."""
-        return self.busy_s + (now_s - self._boundary_s if self._requests else 0.0)
+        return self.busy_s + (now_s - self._boundary_s if self._busy else 0.0)
 
     def _wake_at(self, time_s: float) -> None:
         self._wake_number += 1
@@ -90,23 +95,35 @@ class DecodeGroup:
         steps = self._wake_step - self._step
         self.steps += steps
         self.tokens += steps * self._requests
-        if self._requests:
+        if self._busy:
             self.busy_s += self._kernel.now_s - self._boundary_s
         self._step, self._boundary_s, self._wake_s = self._wake_step, self._kernel.now_s, float("inf")
         joined = self._advance()
-        if not self._requests:
+        self._busy = self._has_work()
+        if not self._busy:
             self._share_links()
             return
-        self._step_s = step_s = self._time.step(max(self._engine_s), self._requests / len(self.engines))
+        self._step_s = step_s = self._step_seconds()
         second_s = self._boundary_s + step_s
         for request in joined:
             if request.second_s != request.second_s:
                 request.second_s = second_s
         if self._collective_bytes:
             self._share_links()
-        self._wake_step = max(self._due[0][0], self._step + 1)
+        self._wake_step = self._next_change()
         steps_ahead_s = (self._wake_step - self._step) * step_s
         self._wake_at(self._boundary_s + steps_ahead_s)
+
+    def _has_work(self) -> bool:
+        return self._requests > 0
+
+    def _step_seconds(self) -> float:
+        """Of the steps from now on."""
+        return self._time.step(max(self._engine_s), self._requests / len(self.engines))
+
+    def _next_change(self) -> int:
+        """The step at which somebody ends or needs a block, if nobody comes before."""
+        return max(self._due[0][0], self._step + 1)
 
     def _advance(self) -> list[SimRequest]:
         """End and grow what is due at this step, then let in who waits."""

@@ -72,8 +72,8 @@ class Dispatcher:
         node = self._nodes[self._turn]
         if node.role is _DECODE or self._scheduler.waiting_for(_PREFILL):
             self._fetch(node)
-        self._fruitless += 1
-        if self._fruitless > _HOPELESS_ROUNDS * len(self._nodes) and not self._in_flight():
+        self._fruitless = 0 if self._in_flight() else self._fruitless + 1
+        if self._fruitless > _HOPELESS_ROUNDS * len(self._nodes):
             raise ClusterError("requests wait, nothing is running, and no engine takes them: the cluster is stuck")
         self._kernel.after(self._spacing_s, self._tick)
 

@@ -5,10 +5,40 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dualpath.dataflow.charges import PerToken, Stage
+from dualpath.sim.agents import SimAgent
 from dualpath.sim.kernel import Kernel
 from dualpath.sim.nodes import DecodeEngine, SimNode
 from dualpath.sim.request import SimRequest
 from dualpath.sim.spec import ClusterSpec
+
+
+class BufferPlace:
+    """A prompt's place in a decode node's DRAM buffer, free when its ``users`` (copy into HBM, write-back) have let go."""
+
+    __slots__ = ("node", "tokens", "users")
+
+    def __init__(self, node: SimNode, tokens: int, users: int) -> None:
+        self.node = node
+        self.tokens = tokens
+        self.users = users
+
+    def let_go(self) -> None:
+        """A user is done."""
+        self.users -= 1
+        if not self.users:
+            self.node.buffer.give_back(self.tokens)
+
+
+class Writing:
+    """Tokens of an agent's chain that are still to be written from a node, a batch at a time; out of ``place``, if any."""
+
+    __slots__ = ("agent", "node", "place", "tokens")
+
+    def __init__(self, agent: SimAgent, node: SimNode, tokens: int, place: BufferPlace | None) -> None:
+        self.agent = agent
+        self.node = node
+        self.tokens = tokens
+        self.place = place
 
 
 class Handoff:
@@ -24,14 +54,21 @@ class Handoff:
         spec: ClusterSpec,
         charges: dict[Stage, PerToken],
         decodes: Callable[[SimRequest], None],
+        stored: Callable[[SimRequest], None],
+        admitted: Callable[[DecodeEngine], None] | None = None,
     ) -> None:
+        """``decodes`` takes a request whose KV is in HBM, ``stored`` one that waited for its hit to be written; ``admitted``
+        is told of an engine whose requests have taken more HBM."""
         self._kernel = kernel
         self._decodes = decodes
+        self._stored = stored
+        self._admitted = admitted
         self._transfers = spec.transfers
         self._latency_s = spec.latencies.handoff_s
         self._block_tokens = spec.geometry.block_tokens
         self._kv_blocks = spec.decode.kv_blocks
         self._max_batch = spec.decode.max_batch
+        self._write_tokens = spec.write_batch_tokens
         copy, write = charges[Stage.HANDOFF], charges[Stage.WRITE_BACK].new
         assert copy.head == copy.tail == copy.new, "a hand-off moves all tokens of a prompt alike"
         self._copy_read, self._copy_write, self._copy_dram = copy.new.de_cnic_read, copy.new.de_cnic_write, copy.new.de_dram
@@ -45,6 +82,9 @@ class Handoff:
         """The prompt's KV is in the DRAM buffer and the turn goes on."""
         decode = request.decode
         assert decode is not None
+        if self._transfers:
+            request.place = BufferPlace(decode.node, request.prompt_tokens, 2)
+            self._write_prompt(request, request.place)
         if decode.waiting or not self._admit(decode, request):
             decode.waiting.append(request)
 
@@ -53,7 +93,7 @@ class Handoff:
         assert request.decode is not None
         request.decode.promised_blocks -= self.blocks(request)
         if self._transfers:
-            self._release_at(self._write_prompt(request), request)
+            self._write_prompt(request, BufferPlace(request.decode.node, request.prompt_tokens, 1))
 
     def left(self, request: SimRequest) -> None:
         """A request has left HBM: who waits for it may come in."""
@@ -70,7 +110,16 @@ class Handoff:
             assert request.decode is not None
             block = self._block_tokens
             whole = (request.prompt_tokens + output_tokens - 1) // block - request.prompt_tokens // block
-            self._stored(request, self._write(request.decode.node, whole * block))
+            if whole:
+                self._write(Writing(request.agent, request.decode.node, whole * block, None))
+
+    def write_prompt(self, request: SimRequest) -> None:
+        """Write back the blocks that a prompt has completed which was computed in HBM, next to its context."""
+        if self._transfers:
+            assert request.decode is not None
+            whole = request.prompt_tokens // self._block_tokens - request.hit_tokens // self._block_tokens
+            if whole:
+                self._write(Writing(request.agent, request.decode.node, whole * self._block_tokens, None))
 
     def _admit(self, decode: DecodeEngine, request: SimRequest) -> bool:
         """Take HBM and copy, if there is room."""
@@ -81,20 +130,18 @@ class Handoff:
         decode.take_blocks(blocks)
         decode.admitted += 1
         request.kv_blocks = blocks
+        if self._admitted is not None:
+            self._admitted(decode)
         ready_s = self._kernel.now_s
         if self._transfers:
             ready_s = self._copy(decode, request.prompt_tokens)
-            written_s = self._write_prompt(request)
-            if written_s > ready_s + self._latency_s:
-                self._release_at(written_s, request)
-                self._kernel.at(ready_s + self._latency_s, self._decodes, request)
-                return True
         self._kernel.at(ready_s + self._latency_s, self._handed_off, request)
         return True
 
     def _handed_off(self, request: SimRequest) -> None:
-        if self._transfers:
-            self._release(request)
+        if request.place is not None:
+            request.place.let_go()
+            request.place = None
         self._decodes(request)
 
     def _copy(self, decode: DecodeEngine, tokens: int) -> float:
@@ -103,29 +150,35 @@ class Handoff:
         write_s = decode.cnic.write.carry(now_s, tokens * self._copy_write)
         return max(read_s, write_s, decode.node.dram.carry(now_s, tokens * self._copy_dram))
 
-    def _write_prompt(self, request: SimRequest) -> float:
-        """Write the prompt's whole missed blocks; when they are written."""
-        assert request.decode is not None
+    def _write_prompt(self, request: SimRequest, place: BufferPlace) -> None:
+        """Write the prompt's whole missed blocks; then its place is not needed for that any more."""
         block = self._block_tokens
         missed = request.prompt_tokens // block * block - request.hit_tokens
-        return self._stored(request, self._write(request.decode.node, max(0, missed)))
+        if missed > 0:
+            self._write(Writing(request.agent, place.node, missed, place))
+        else:
+            place.let_go()
 
-    def _stored(self, request: SimRequest, written_s: float) -> float:
-        """The agent's next hit is there only then."""
-        if written_s > request.agent.stored_s:
-            request.agent.stored_s = written_s
-        return written_s
+    def _write(self, writing: Writing) -> None:
+        writing.agent.writing += 1
+        self._write_batch(writing)
 
-    def _write(self, node: SimNode, tokens: int) -> float:
-        now_s = self._kernel.now_s
-        if not tokens:
-            return now_s
+    def _write_batch(self, writing: Writing) -> None:
+        """A batch more; several chains are written at a time, a batch of each in turn."""
+        now_s, node = self._kernel.now_s, writing.node
+        tokens = min(writing.tokens, self._write_tokens)
+        writing.tokens -= tokens
         written_s = node.snic_write.carry(now_s, tokens * self._write_snic)
-        return max(written_s, node.dram.carry(now_s, tokens * self._write_dram))
+        self._kernel.at(max(written_s, node.dram.carry(now_s, tokens * self._write_dram)), self._written, writing)
 
-    def _release_at(self, time_s: float, request: SimRequest) -> None:
-        self._kernel.at(time_s, self._release, request)
-
-    def _release(self, request: SimRequest) -> None:
-        assert request.decode is not None
-        request.decode.node.buffer.give_back(request.prompt_tokens)
+    def _written(self, writing: Writing) -> None:
+        if writing.tokens:
+            self._write_batch(writing)
+            return
+        if writing.place is not None:
+            writing.place.let_go()
+        agent = writing.agent
+        agent.writing -= 1
+        if not agent.writing and agent.waiting is not None:
+            request, agent.waiting = agent.waiting, None
+            self._stored(request)

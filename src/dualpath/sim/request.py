@@ -8,6 +8,7 @@ from dualpath.types import RequestId
 
 if TYPE_CHECKING:
     from dualpath.sim.agents import SimAgent
+    from dualpath.sim.handoff import BufferPlace
     from dualpath.sim.nodes import DecodeEngine, PrefillEngine
 
 NEVER = float("nan")
@@ -25,10 +26,12 @@ class SimRequest:
         generated_before: tokens that earlier attempts have generated.
         cached, new: tokens in buffers, and those to be computed (as batching wants them).
         head, tail: hit tokens that the prefill and the decode side read.
+        reused_tokens: prompt tokens that the first attempt takes from storage.
         unread: sides that are still reading.
         sent_s, placed_s, granted_s, read_s, first_s, second_s: stamps in virtual seconds; those of the first attempt.
         joined_step: step of its decode group at which it began to decode.
         kv_blocks: blocks that it holds in its decode engine's HBM.
+        place: its prompt's place in the decode node's buffer, once that holds all of it.
     """
 
     __slots__ = (
@@ -44,11 +47,13 @@ class SimRequest:
         "kv_blocks",
         "new",
         "output_tokens",
+        "place",
         "placed_s",
         "prefill",
         "prompt_tokens",
         "read_s",
         "request_id",
+        "reused_tokens",
         "second_s",
         "sent_s",
         "tail",
@@ -67,7 +72,7 @@ class SimRequest:
         self.output_tokens = output
         self.generated_before = 0
         self.sent_s = sent_s
-        self.cached = hit
+        self.cached = self.reused_tokens = hit
         self.new = prompt - hit
         self.head = self.tail = self.unread = 0
         self.placed_s = self.granted_s = self.read_s = self.first_s = self.second_s = NEVER
@@ -75,6 +80,7 @@ class SimRequest:
         self.decode: DecodeEngine | None = None
         self.joined_step = 0
         self.kv_blocks = 0
+        self.place: BufferPlace | None = None
 
     def restart(self, request_id: RequestId, generated: int, block_tokens: int) -> None:
         """Become a new attempt whose prompt ends with the ``generated`` tokens; KV exists for all but the last of them."""

@@ -145,10 +145,7 @@ class Simulation:
             size.output_tokens,
             self.kernel.now_s - self.spec.latencies.turn_s,
         )
-        if agent.stored_s > self.kernel.now_s:
-            self.kernel.at(agent.stored_s, self.cluster.submit, request)
-        else:
-            self.cluster.submit(request)
+        self.cluster.submit(request)
 
     def _done(self, request: SimRequest) -> None:
         """A turn's last token is there; its agent has it a little later."""
@@ -166,7 +163,7 @@ class Simulation:
             last_s + self.spec.latencies.finish_s,
             size.prompt_tokens,
             size.output_tokens,
-            size.block_hit_tokens,
+            request.reused_tokens,
             size.hit_tokens,
             placed_s - sent_s,
             request.granted_s - placed_s,
@@ -194,7 +191,7 @@ class Simulation:
             system=self.spec.system,
             turns=self.turns,
             nodes=[_node_counters(cluster, node, now_s) for node in cluster.nodes],
-            wall_s=now_s,
+            wall_s=now_s if self._goes_on() else max(self.turns.columns.finished_s),
             block_tokens=self.spec.geometry.block_tokens,
             transfers=self.spec.transfers,
             utilisation=sampler.utilisation(),
@@ -254,12 +251,11 @@ def _link_seconds(link: Link) -> Counter:
 
 
 def _node_counters(cluster: SimCluster, node: SimNode, now_s: float) -> NodeCounters:
-    """A node's counters; transfers and peak KV are those of its engines' groups, shared out among their nodes."""
+    """A node's counters; transfers are its engines' shares of their groups', peak KV the largest of the groups'."""
     prefill = [engine for engine in node.engines if isinstance(engine, PrefillEngine)]
     decode = [engine for engine in node.engines if isinstance(engine, DecodeEngine)]
     decode_s = sum(cluster.decode_groups[engine.group].busy_s for engine in decode)
-    group = cluster.prefill_groups[prefill[0].group] if prefill else None
-    nodes = len(group.engines) / len(prefill) if group else 1.0
+    groups = [cluster.prefill_groups[engine.group] for engine in prefill]
     return NodeCounters(
         name=node.name,
         role=node.role,
@@ -267,9 +263,9 @@ def _node_counters(cluster: SimCluster, node: SimNode, now_s: float) -> NodeCoun
         storage_write_bytes=round(node.snic_write.kv_bytes(now_s)),
         storage_bytes_per_s=node.snic_read.rate,
         attention_s=sum(engine.attention_s for engine in prefill) + decode_s,
-        transfer_s=group.transfer_s / nodes if group else 0.0,
-        exposed_s=group.exposed_s / nodes if group else 0.0,
-        peak_kv_bytes=group.most_kv_rows * cluster.spec.prefill_row_bytes if group else 0,
+        transfer_s=sum(group.transfer_s / len(group.engines) for group in groups),
+        exposed_s=sum(group.exposed_s / len(group.engines) for group in groups),
+        peak_kv_bytes=max((group.most_kv_rows for group in groups), default=0) * cluster.spec.prefill_row_bytes,
         cnic_read_bytes=round(sum(engine.cnic.read.kv_bytes(now_s) for engine in node.engines)),
         cnic_write_bytes=round(sum(engine.cnic.write.kv_bytes(now_s) for engine in node.engines)),
         dram_bytes=round(node.dram.kv_bytes(now_s)),

@@ -110,6 +110,11 @@ class ClusterSpec:
         limits: the central scheduler's.
         transfers: False for the Oracle, whose plans have no moves and which holds no buffers.
         fetch_interval_s: how often each group's leader fetches while something waits.
+        in_step: whether engines of ``step_nodes`` nodes run in step; else each runs on its own.
+        write_batch_tokens: most tokens of one chain that are with the storage at a time; chains take turns.
+        resident: whether decode engines keep the contexts of ended turns and prefill what follows them (``sim.resident``);
+            ``resident_chunk_tokens`` is what an engine computes of prompts in one step at most, ``resident_attention``
+            what that takes where it is not what it takes on a prefill engine.
 
     Raises:
         SettingsError: a count or rate is not positive.
@@ -124,6 +129,11 @@ class ClusterSpec:
     latencies: Latencies = field(default_factory=Latencies)
     transfers: bool = True
     fetch_interval_s: float = 0.05
+    in_step: bool = True
+    write_batch_tokens: int = 1 << 30
+    resident: bool = False
+    resident_chunk_tokens: int = 512
+    resident_attention: AttentionTime | None = None
 
     def __post_init__(self) -> None:
         positive = {
@@ -138,11 +148,18 @@ class ClusterSpec:
             "dram rate": self.node.dram,
             "prefill KV bytes": self.prefill.kv_bytes,
             "decode KV blocks": self.decode.kv_blocks,
+            "decode batch": self.decode.max_batch,
             "fetch interval": self.fetch_interval_s,
+            "write batch tokens": self.write_batch_tokens,
+            "resident chunk tokens": self.resident_chunk_tokens,
         }
         for name, value in positive.items():
             if not value > 0:
                 raise SettingsError(f"simulated cluster: {name} must be positive, not {value}")
+
+    def step_engines(self, step_nodes: int) -> int:
+        """Engines that run in step, of a role whose ``step_nodes`` do."""
+        return step_nodes * self.node.engines if self.in_step else 1
 
     @property
     def prefill_row_bytes(self) -> int:

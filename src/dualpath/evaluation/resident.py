@@ -1,0 +1,155 @@
+"""A question beyond the paper: prefill on the decode engine that still holds the context, which needs no reload
+(paper section 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from dualpath.costmodel.calibration import DEFAULT
+from dualpath.evaluation.experiment import Experiment
+from dualpath.evaluation.lab import Case, Lab
+from dualpath.evaluation.outcome import Outcome
+from dualpath.evaluation.section import Picture, Section, Series, Value
+
+GATHERED, IN_PLACE = "resident", "resident-in-place"
+POLICIES = ("", GATHERED, IN_PLACE)
+NAMES = {"": "DualPath", GATHERED: "resident, gathered", IN_PLACE: "resident, in place"}
+TPOT_LIMIT_S = 0.050
+"""The paper's objective."""
+NO_DIFFERENCE = 0.02
+"""Of the JCT: less is called even."""
+_LARGE_POOL = replace(DEFAULT, decode_kv_bytes=19e9)
+"""Stated for GPUs of 80 GB; one of 141 GB has 61 GB more, 80 GB in all."""
+
+
+class Setting(NamedTuple):
+    """What the policies are compared at."""
+
+    dataset: str
+    large_pool: bool
+    agents: int
+
+    @property
+    def cluster(self) -> str:
+        """For people."""
+        return f"{self.dataset}, {'H200, 80' if self.large_pool else 'H800, 26'} GB of KV a GPU"
+
+    @property
+    def text(self) -> str:
+        return f"{self.agents:,} agents, {self.cluster}"
+
+
+SETTINGS = (
+    *(Setting("64K", False, agents) for agents in (128, 512, 2048)),
+    *(Setting("64K", True, agents) for agents in (128, 512, 2048)),
+    *(Setting("32K", False, agents) for agents in (512, 2048)),
+)
+
+
+def _case(setting: Setting, policy: str) -> Case:
+    free = _LARGE_POOL if setting.large_pool else DEFAULT
+    hardware = "h200" if setting.large_pool else "h800"
+    return Case(hardware=hardware, dataset=setting.dataset, agents=setting.agents, policy=policy, free=free)
+
+
+def _cases() -> list[Case]:
+    return [_case(setting, policy) for setting in SETTINGS for policy in POLICIES]
+
+
+def _resident(lab: Lab) -> Section:
+    outcomes = lab.outcomes(_cases())
+    found = {(setting, policy): outcomes[_case(setting, policy)] for setting in SETTINGS for policy in POLICIES}
+    values: list[Value] = []
+    for (setting, policy), outcome in found.items():
+        name = f"{NAMES[policy]}, {setting.text}"
+        values += [
+            Value(f"JCT {name}", "s", outcome.jct_s),
+            Value(f"TTFT mean {name}", "s", outcome.ttft_s.mean or 0.0),
+            Value(f"TPOT mean {name}", "ms", 1e3 * _tpot_s(outcome)),
+            Value(f"TPOT p99 {name}", "ms", 1e3 * (outcome.tpot_s.p99 or 0.0)),
+        ]
+        if policy:
+            values.append(Value(f"reads saved {name}", "%", 100 * reads_saved(found[setting, ""], outcome)))
+    return Section(
+        "resident",
+        "Append-prefill on the decode engine that still holds the context",
+        [
+            "A decode engine keeps an ended turn's KV in the HBM that nobody needs (least recently used goes first); if the "
+            "agent's next turn finds it there, the new tokens are computed on that engine, in chunks that ride along with the "
+            "decode steps of its whole group, without a storage read or a prefill engine. Otherwise the turn goes DualPath's "
+            "way. DS 660B, 2P4D, everyone at once, no tool latency (which is kind to residents: contexts come back at once).",
+            "What attention of a chunk takes on a decode engine is not known, so there are two: gathered, as on the prefill "
+            "engines, whose calibrated least time gathers the whole context in every layer, and in place, without that least "
+            "time, which is the best that paged kernels could do. The truth lies between. Chunks are as large as suits each.",
+            *_verdicts(found),
+        ],
+        values,
+        [_picture(found, cluster) for cluster in dict.fromkeys(setting.cluster for setting in SETTINGS)],
+    )
+
+
+Found = Mapping[tuple[Setting, str], Outcome]
+
+
+def _tpot_s(outcome: Outcome) -> float:
+    return outcome.tpot_s.mean or 0.0
+
+
+def reads_saved(reloading: Outcome, resident: Outcome) -> float:
+    """Share of the bytes that are read from storage without residents and not with them."""
+    before, after = (sum(node.storage_read_bytes for node in one.nodes) for one in (reloading, resident))
+    return 1 - after / before if before else 0.0
+
+
+def _verdicts(found: Found) -> list[str]:
+    """Who wins where, what it does to TPOT, and what the hardware does meanwhile; all from the outcomes."""
+    texts = []
+    for policy in (GATHERED, IN_PLACE):
+        parts: dict[str, list[str]] = {"wins": [], "loses": [], "is even": []}
+        for setting in SETTINGS:
+            change = found[setting, policy].jct_s / found[setting, ""].jct_s - 1
+            key = "is even" if abs(change) <= NO_DIFFERENCE else ("wins" if change < 0 else "loses")
+            tpot_ms = 1e3 * _tpot_s(found[setting, policy])
+            saved = reads_saved(found[setting, ""], found[setting, policy])
+            parts[key].append(f"{setting.text} (JCT {change:+.0%}, TPOT {tpot_ms:.0f} ms, {saved:.0%} of reads saved)")
+        sentences = [f"{key} at {'; '.join(where)}" for key, where in parts.items() if where]
+        texts.append(f"{NAMES[policy].capitalize()}: {'. It '.join(sentences)}.")
+    return [*texts, _objective(found), _idle(found)]
+
+
+def _objective(found: Found) -> str:
+    broken = {policy: [s for s in SETTINGS if _tpot_s(found[s, policy]) > TPOT_LIMIT_S] for policy in POLICIES}
+    counts = ", ".join(f"{NAMES[policy]} in {len(where)}" for policy, where in broken.items())
+    both = [
+        setting.text
+        for setting in SETTINGS
+        if any(
+            found[setting, policy].jct_s < (1 - NO_DIFFERENCE) * found[setting, ""].jct_s
+            and _tpot_s(found[setting, policy]) <= TPOT_LIMIT_S
+            for policy in (GATHERED, IN_PLACE)
+        )
+    ]
+    clean = f"A resident policy is faster within it at: {'; '.join(both)}." if both else "Nowhere is one faster within it."
+    return f"Mean TPOT passes {TPOT_LIMIT_S * 1e3:.0f} ms, of {len(SETTINGS)} settings: {counts}. {clean}"
+
+
+def _idle(found: Found) -> str:
+    idle = [f"{1 - found[setting, IN_PLACE].prefill_busy:.0%} ({setting.text})" for setting in SETTINGS]
+    return (
+        f"While contexts stay, the prefill nodes do nothing: idle, in place, {', '.join(idle)} of the time. A cluster "
+        "built for resident turns would have fewer of them, which this comparison at equal roles does not credit."
+    )
+
+
+def _picture(found: Found, cluster: str) -> Picture:
+    settings = [setting for setting in SETTINGS if setting.cluster == cluster]
+    series = [
+        Series(NAMES[policy], [(f"{setting.agents:,}", found[setting, policy].jct_s) for setting in settings])
+        for policy in POLICIES
+    ]
+    return Picture(f"JCT, {cluster}", "agents", "JCT (s)", series)
+
+
+RESIDENT = Experiment("resident", "Prefill on the decode engine that holds the context", _cases, _resident)
