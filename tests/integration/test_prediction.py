@@ -33,10 +33,10 @@ KNOBS = {
     "decode_kv_memory": "64MiB",
     "prefill_kv_memory": "32MiB",
 }
-TRAJECTORIES = demo_trajectories(random.Random(5), agents=8, turns=6, first_tokens=400, output_tokens=5, spread=0.1)
+TRAJECTORIES = demo_trajectories(random.Random(5), agents=6, turns=6, first_tokens=400, output_tokens=5, spread=0.1)
 NEAR = 0.25
 """Generous: other tests, or people, may be using the machine."""
-TYPICAL = TypicalTurn(prompt_tokens=500, hit_rate=0.9, max_len=700)
+TYPICAL = TypicalTurn(prompt_tokens=500, hit_rate=0.9, max_len=520)
 
 
 @pytest.fixture(scope="module")

@@ -71,8 +71,8 @@ def _split(lab: Lab) -> Section:
         "Split reads: one hit through both storage NICs at once",
         [
             "DualPath reads a hit through the side with the shorter queue. Here each side reads a part, cut where both are "
-            "done at the same time. DS 660B, 2P4D, 64K; offline, and online over the second half of a run. The same with storage "
-            f"NICs of {SLOW_NIC / 1e9:g} GB/s, where storage is what everything waits for.",
+            "done at the same time. DS 660B, 2P4D, 64K; offline, and online over the second half of a run. The same with "
+            f"storage NICs of {SLOW_NIC / 1e9:g} GB/s, where storage is what everything waits for.",
             _verdict(saved),
         ],
         values,

@@ -26,13 +26,15 @@ class Bound:
 
     Attributes:
         fixed: P of the best single ratio, ``fixed_s`` its time.
-        best: P of the best ratio of each phase; ``elastic_s`` the time with these and a change of roles in between.
+        best: P of each phase where roles change as often as that pays; ``elastic_s`` the time with these, changes included.
+        free_s: the time if a change of roles took none.
     """
 
     fixed: int
     fixed_s: float
     best: Mapping[str, int]
     elastic_s: float
+    free_s: float
 
     @property
     def saved(self) -> float:
@@ -58,7 +60,8 @@ def bound(jct_s: Mapping[tuple[str, int], float], phases: Sequence[str], change_
             for ratio in ratios
         }
     elastic_s, path = min(costs.values())
-    return Bound(fixed, totals[fixed], dict(zip(phases, path, strict=True)), elastic_s)
+    free_s = sum(min(jct_s[phase, ratio] for ratio in ratios) for phase in phases)
+    return Bound(fixed, totals[fixed], dict(zip(phases, path, strict=True)), elastic_s, free_s)
 
 
 def _case(phase: str, prefill: int) -> Case:
@@ -99,6 +102,7 @@ def _elastic(lab: Lab) -> Section:
             "and a phase's own end is the drain. A real policy gains less; where phases overlap, the mix that a fixed ratio "
             "sees is more even, and there is less to gain still.",
             _verdict(found),
+            _spread(jct_s),
         ],
         values,
         [Picture("JCT of each phase by ratio", "ratio", "JCT (s)", series)],
@@ -109,12 +113,23 @@ def _verdict(found: Bound) -> str:
     best = ", ".join(f"{p}P{NODES - p}D for the {phase} phase" for phase, p in found.best.items())
     fixed = f"{found.fixed}P{NODES - found.fixed}D"
     if len(set(found.best.values())) == 1:
-        return f"The best fixed ratio, {fixed}, is the best for both phases: there is nothing to gain from adapting."
+        return (
+            f"There is nothing to gain from adapting: {fixed} is the best fixed ratio, and the best ratio of each phase would "
+            f"save {1 - found.free_s / found.fixed_s:.1%} if a change of roles took no time, which is less than it takes."
+        )
     worth = "worth building" if found.saved >= WORTH else "hardly worth its complication"
     return (
         f"Best are {best}; the best fixed ratio is {fixed} with {found.fixed_s:,.0f} s in all, adapting takes at least "
         f"{found.elastic_s:,.0f} s: at most {found.saved:.1%} can be saved. That seems {worth} for such a mix."
     )
+
+
+def _spread(jct_s: Mapping[tuple[str, int], float]) -> str:
+    """How much more a wrong fixed ratio costs than one that does not adapt."""
+    totals = {p: sum(jct_s[phase, p] for phase in PHASES) for p in range(1, NODES)}
+    best = min(totals, key=totals.__getitem__)
+    others = ", ".join(f"{p}P{NODES - p}D {seconds / totals[best] - 1:+.0%}" for p, seconds in totals.items() if p != best)
+    return f"Which fixed ratio it is matters: against {best}P{NODES - best}D, {others}."
 
 
 ELASTIC = Experiment("elastic-ratio", "A P/D ratio that adapts: a bound", _cases, _elastic)

@@ -17,6 +17,7 @@ from dualpath.costmodel.serving import Placement, ServedModel, served
 from dualpath.errors import SettingsError
 from dualpath.evaluation.outcome import Outcome, Window, outcome_of
 from dualpath.evaluation.timed_scheduler import SchedulerTimer
+from dualpath.evaluation.trace_files import FILE, trace
 from dualpath.scheduling.baselines import apply_system
 from dualpath.settings import Settings
 from dualpath.sim.presets import Sheet, cluster_of, mean_turn
@@ -47,7 +48,7 @@ class Case:
     Attributes:
         model, hardware: names of the catalogue.
         prefill, decode: nodes.
-        dataset: a set of Table 2.
+        dataset: a set of Table 2, or ``file:`` and the path of a trace.
         agents: how many; ``rate`` agents a second (None: all at once).
         system: name of a system, the ladder's included.
         append_scale, output_scale: factors on the tokens that turns append and generate; cut at the set's longest context.
@@ -200,7 +201,9 @@ def workload_of(case: Case) -> SimWorkload:
 
 @lru_cache(maxsize=8)
 def _trajectories(dataset: str, append_scale: float, output_scale: float) -> list[Trajectory]:
-    """A set of Table 2; scaled trajectories end before the first turn that would pass the set's longest context."""
+    """A set of Table 2 or a trace file; scaled trajectories end before the first turn that would pass the set's longest context."""
+    if dataset.startswith(FILE):
+        return trace(dataset).trajectories
     found = synthesise(dataset, TRAJECTORIES, random.Random(0))
     if append_scale == output_scale == 1.0:
         return found

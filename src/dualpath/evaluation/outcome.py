@@ -49,6 +49,7 @@ class Outcome:
         prefill_busy, decode_busy: share of the run that groups spent in steps.
         wall_s: real seconds of the simulation.
         dram_hit_rates: of a DRAM tier of each size that the case names, of turns sent within the window.
+        hit_rate, theoretical_hit_rate: achieved, in whole blocks, and exact; of completed turns.
         scheduler_cpu_s: processor seconds within the scheduler's calls; None: not measured.
     """
 
@@ -76,6 +77,8 @@ class Outcome:
     wall_s: float
     dram_hit_rates: tuple[float, ...] = ()
     scheduler_cpu_s: float | None = None
+    hit_rate: float | None = None
+    theoretical_hit_rate: float | None = None
 
 
 def outcome_of(
@@ -105,6 +108,8 @@ def outcome_of(
         stages=metrics.mean_stages(chosen),
         agent_s=_agent_s(turns, workload, window),
         turn_agent_s=None if latency.mean is None else latency.mean * mean_turns,
+        hit_rate=metrics.hit_rate(turns),
+        theoretical_hit_rate=metrics.theoretical_hit_rate(turns),
         prompt_tokens=sum(turns.columns.prompt_tokens),
         prompt_tokens_per_s=_plateau(turns, jct_s),
         storage_max_over_mean=metrics.max_over_mean([node.storage_read_bytes for node in found.result.nodes]),

@@ -59,15 +59,16 @@ def _reasons(client_s: float) -> list[str]:
     return [
         f"DS 660B, 64K, {RATE:g} agents/s for each prefill node; turns that end between {WINDOW.start_s:,.0f} and "
         f"{WINDOW.end_s:,.0f} s. Of every TTFT {client_s:g} s are the client's, which no scheduler can change.",
-        "Taking a run of 11P22D apart (tail of 1 %) shows no burst to one group and no wait for reads: the slowest turns "
-        "missed a step or were cut in two, because an engine had more than one quota's attention. Algorithm 1 compares "
+        "The reason, from a run of 11P22D that was taken apart once (not again here): there was no burst to one group and no "
+        "wait for reads; the slowest percent of turns missed a step or were cut in two, because their engine had more than "
+        "one quota's attention. Algorithm 1 compares "
         "engines by prompt tokens, in which a hit token counts as much as one to compute, though the latter takes several "
         "dozen times as long: turns with thousands of new tokens are spread badly, and whoever is placed behind one waits. "
         f"The knob prefill_new_weight lets a request count as max(prompt, {NEW_WEIGHT:g} · new) tokens.",
-        "Tried besides and not kept, at 11P22D: the best engine of all groups instead of the fetching one's, or of two groups "
-        "(requests then go to the group that has just begun a step, and just miss it); the shortest attention first, with "
-        "ageing (others wait less, the long ones more); the group whose step is predicted to end next (a lower median, the "
-        "same p99).",
+        "Tried besides in that study and not kept: the best engine of all groups instead of the fetching one's, or of two "
+        "groups (requests then go to the group that has just begun a step, and just miss it); the shortest attention first, "
+        "with ageing (others wait less, the long ones more); the group whose step is predicted to end next (a lower median, "
+        "the same p99).",
     ]
 
 

@@ -165,6 +165,9 @@ class CentralScheduler:
         engine = self._decode.engines.get(decode)
         if engine is None:
             raise UnknownEngine(f"there is no decode engine {decode}", (decode,))
+        if description.request_id in self._requests:
+            self.late_events += 1
+            return
         request = request_state(description, self._limits, self._clock.now())
         self._requests[description.request_id] = request
         self._placer.resumed(request, engine)

@@ -170,9 +170,10 @@ def test_a_place_in_the_buffer_outlives_a_preemption_until_it_is_written() -> No
     assert finished.result.result.turns.completed() == 2
 
 
-def test_a_long_wait_for_a_busy_engine_is_not_a_stuck_cluster() -> None:
-    spec = plain_cluster(kv_blocks=4)
-    outcome = simulate(spec, workload(once("a", 11, 6), once("b", 11, 6)))
+@pytest.mark.parametrize("output", [4, 5, 6])
+def test_a_long_wait_for_a_busy_engine_is_not_a_stuck_cluster(output: int) -> None:
+    spec = plain_cluster(prefill_nodes=3, kv_blocks=4)  # of four fetches, one can place the second turn
+    outcome = simulate(spec, workload(once("a", 11, output), once("b", 11, 6)))
     first, second = sorted(
         zip(outcome.result.turns.columns.first_token_s, outcome.result.turns.columns.last_token_s, strict=True)
     )
