@@ -118,7 +118,7 @@ def _scaled_down(prefill: PrefillTime, decode: DecodeTime) -> tuple[PrefillTime,
 
 
 def _kv_bytes(role: str, size: ModelSize, node: Node, nodes: int, usual_nodes: int, stated: float | None) -> float:
-    """HBM for KV: as stated for an 80 GB GPU of the usual group, more or less what differs from it; or what weights leave."""
+    """HBM for KV: as stated for an 80 GB GPU of the usual group, and what differs from it; or what weights leave."""
     weights = size.weight_bytes / (nodes * node.gpus)
     free = HBM_SHARE * node.hbm_bytes - weights - WORKSPACE_BYTES
     if stated is not None:
@@ -132,7 +132,9 @@ def _kv_bytes(role: str, size: ModelSize, node: Node, nodes: int, usual_nodes: i
     return free
 
 
-def _tabled(name: str | None, has_experts: bool, on: Placement, free: Calibration) -> tuple[PrefillTime, DecodeTime, str] | None:
+def _tabled(
+    name: str | None, has_experts: bool, on: Placement, free: Calibration
+) -> tuple[PrefillTime, DecodeTime, str] | None:
     """Kernel tables of the model: of this GPU, or of another of its architecture.
 
     From one GPU to another only reading the context in decode goes with memory bandwidth: the tables of H100 and H200

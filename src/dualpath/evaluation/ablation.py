@@ -132,11 +132,11 @@ def _snic_text(found: Sequence[Outcome]) -> list[str]:
     interval_s = max((one.utilisation.interval_s for one in found if one.utilisation is not None), default=0.0)
     return [
         f"{AGENTS:,} agents. The run is cut into windows of up to {interval_s:g} s. Compared is the busiest NIC's reads in "
-        f"each window, summed over windows, over the mean NIC's: as attention in Fig. 14, so that windows count by what is read "
-        f"in them. The paper shows it over time and does not say how it averages; this way was chosen with the results in sight. "
-        f"A plain mean of the windows' ratios also counts the end of the run, when a few agents' reads cannot be even, as much "
-        f"as the rest; the sum of the whole run hides that now one NIC and now another is busier. Both are shown. Shorter "
-        f"windows would be less even.",
+        f"each window, summed over windows, over the mean NIC's: as attention in Fig. 14, so that windows count by what is "
+        f"read in them. The paper shows it over time and does not say how it averages; this way was chosen with the results in "
+        f"sight. A plain mean of the windows' ratios also counts the end of the run, when a few agents' reads cannot be even, "
+        f"as much as the rest; the sum of the whole run hides that now one NIC and now another is busier. Both are shown. "
+        f"Shorter windows would be less even.",
         f"Read sides in turn give each side half of all reads, so each of {prefill} prefill nodes {1 / 2 / prefill:.0%} and "
         f"each of {decode} decode nodes {1 / 2 / decode:.1%}: {alternating:g} times the mean whatever else happens, against "
         f"the paper's {_SNIC_PAPER[ROUND_ROBIN]:g}.",

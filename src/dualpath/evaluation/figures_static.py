@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from statistics import fmean
 
 from dualpath.costmodel.calibration import DEFAULT
 from dualpath.costmodel.catalogue import MODELS, NODES, SIZES
@@ -12,7 +13,7 @@ from dualpath.costmodel.serving import Placement, ServedModel, served
 from dualpath.costmodel.shapes import PAPER_MODELS
 from dualpath.evaluation.experiment import Experiment
 from dualpath.evaluation.lab import TRAJECTORIES, Case, Lab
-from dualpath.evaluation.load import mean_agent, verdict
+from dualpath.evaluation.load import verdict
 from dualpath.evaluation.section import Picture, Section, Series, Value, Within
 from dualpath.workload.synthesis import TABLE_2, averages_of, synthesise
 
@@ -112,7 +113,7 @@ def _table2(_: Lab) -> Section:
         tokens[name] = (
             sum(turn.appended_tokens for one in trajectories for turn in one.turns) / turns,
             sum(turn.output_tokens for one in trajectories for turn in one.turns) / turns,
-            mean_agent(name).prompt_tokens,
+            fmean(sum(step.prompt_tokens for step in one.steps()) for one in trajectories),
         )
     weighted = "; ".join(
         f"{name} {append:.0f} appended, {output:.0f} generated, {prompt / 1e6:.2f}M prompt tokens an agent"

@@ -201,7 +201,7 @@ def workload_of(case: Case) -> SimWorkload:
 
 @lru_cache(maxsize=8)
 def _trajectories(dataset: str, append_scale: float, output_scale: float) -> list[Trajectory]:
-    """A set of Table 2 or a trace file; scaled trajectories end before the first turn that would pass the set's longest context."""
+    """A set of Table 2, or a trace file; scaled ones end before the first turn beyond the set's longest context."""
     if dataset.startswith(FILE):
         return trace(dataset).trajectories
     found = synthesise(dataset, TRAJECTORIES, random.Random(0))

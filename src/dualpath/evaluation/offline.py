@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from dualpath.evaluation.experiment import Experiment
-from dualpath.evaluation.lab import TRAJECTORIES, Case, Lab, workload_of
+from dualpath.evaluation.lab import Case, Lab
 from dualpath.evaluation.load import storage_share, verdict
 from dualpath.evaluation.outcome import Outcome
 from dualpath.evaluation.section import Picture, Section, Series, Value, Within
@@ -134,7 +134,7 @@ def _fig9(lab: Lab) -> Section:
     text = [
         "DS 660B, 2P4D, 64K, 1,024 agents; the tokens that turns append, or generate, are scaled.",
         *verdict(values),
-        _fig9_cut(),
+        _fig9_cut(outcomes),
         *(
             f"append x {append:g}: {NAMES[of]}'s {limits(outcomes[_fig9_case(of, append, 1.0)])}."
             for append in (_SCALES[0], _SCALES[-1])
@@ -150,17 +150,15 @@ def _by(jct: Mapping[Case, float], system: str, what: str) -> list[tuple[float |
     return [(at, jct[_fig9_case(system, *scale)]) for at, scale in zip(_SCALES, scales, strict=True)]
 
 
-def _fig9_cut() -> str:
+def _fig9_cut(outcomes: Mapping[Case, Outcome]) -> str:
     """What scaling does to trajectories that may not pass the longest context."""
-    parts = []
-    for append, output in _fig9_scales():
-        found = workload_of(Case(agents=TRAJECTORIES, append_scale=append, output_scale=output)).trajectories
-        turns = sum(len(one.turns) for one in found)
-        new = sum(turn.appended_tokens for one in found for turn in one.turns) / turns
-        prompt = sum(step.prompt_tokens for one in found for step in one.steps()) / turns
-        parts.append(
-            f"{append:g} and {output:g}: {turns / len(found):.0f} turns, prompts of {prompt:,.0f} tokens, {new:.0f} appended"
-        )
+    found = {at: outcomes[_fig9_case("dualpath", *at)] for at in _fig9_scales()}
+    all_turns = found[1.0, 1.0].turns
+    parts = [
+        f"{append:g} and {output:g}: {one.turns / all_turns:.0%} of the turns, prompts of "
+        f"{one.prompt_tokens / one.turns:,.0f} tokens"
+        for (append, output), one in found.items()
+    ]
     return (
         f"Trajectories end before the turn that would pass 64K, so scaling up also shortens them, and scaling down makes their "
         f"contexts shorter. By append and generation scale: {'; '.join(parts)}."

@@ -40,9 +40,10 @@ def _section(lab: Lab) -> Section:
     outcomes = lab.outcomes(_cases())
     values: list[Value] = []
     text = [
-        f"Every session of each file as it was recorded, without pauses, all agents at once, and with {COPIES} agents a session; "
-        f"cut before the first turn beyond the model's window of {WINDOW_TOKENS:,} tokens. Compared with Basic that streams "
-        "layers: without that, contexts beyond 68k tokens fit into no prefill GPU, and Basic refuses most of the longer sessions."
+        f"Every session of each file as it was recorded, without pauses, all agents at once, and with {COPIES} agents a "
+        f"session; cut before the first turn beyond the model's window of {WINDOW_TOKENS:,} tokens. Compared with Basic that "
+        "streams layers: without that, contexts beyond 68k tokens fit into no prefill GPU, and Basic refuses the longer "
+        "sessions."
     ]
     for path in files:
         cut = trace(f"{FILE}{path}")

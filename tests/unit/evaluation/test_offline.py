@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 import pytest
 
@@ -22,6 +23,7 @@ from dualpath.workload.timeline import StageDurations
 
 SIMULATED = (*OFFLINE, *SMALL_MODEL, *ABLATION, *SCALE)
 EXPERIMENTS = {experiment.key: experiment for experiment in (*STATIC, *SIMULATED)}
+SIMULATED_KEYS = [experiment.key for experiment in SIMULATED]
 RATE = 30e9
 FLAT = Summary(1.0, 1.0, 1.0, 1.0)
 LADDER_JCT_S = {"basic": 10_000.0, "basic+layerwise": 8000.0, "basic+layerwise+dual-path": 6500.0, "dualpath": 5000.0}
@@ -83,6 +85,11 @@ def section(key: str, made: Callable[[Case], Outcome] = like_the_paper) -> Secti
     return EXPERIMENTS[key].section(CannedLab(made=made))
 
 
+@cache
+def static(key: str) -> Section:
+    return EXPERIMENTS[key].section(Lab())
+
+
 def named(of: Section, start: str) -> Value:
     (found,) = [value for value in of.values if value.name.startswith(start)]
     return found
@@ -95,7 +102,7 @@ def text(of: Section) -> str:
 @pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=lambda one: one.key)
 def test_sections_ask_for_the_cases_that_are_announced(experiment: Experiment) -> None:
     lab = CannedLab()
-    made = experiment.section(lab)
+    made = experiment.section(lab) if experiment in SIMULATED else static(experiment.key)
     assert made.key == experiment.key
     assert lab.asked == set(experiment.cases())
     assert made.text
@@ -131,7 +138,7 @@ def test_keys_are_unique() -> None:
 
 
 def test_table_1() -> None:
-    judged = [value for value in section("table1").values if value.holds is not None]
+    judged = [value for value in static("table1").values if value.holds is not None]
     assert len(judged) == 11
     assert all(value.holds for value in judged)
     inexact = [value for value in judged if value.name.startswith("DeepSeek-V3,")]
@@ -139,13 +146,13 @@ def test_table_1() -> None:
 
 
 def test_table_2() -> None:
-    values = section("table2").values
+    values = static("table2").values
     assert len(values) == 15
     assert all(value.error is not None and abs(value.error) < 0.02 for value in values)
 
 
 def test_two_readings_give_the_trend() -> None:
-    found = section("fig3")
+    found = static("fig3")
     assert named(found, "fall of I/O to compute, with the NIC unchanged").holds
     assert named(found, "fall of I/O to compute, with twice the NIC and fp4").holds
     batches = next(picture for picture in found.pictures if "throughput" in picture.title)
@@ -156,7 +163,7 @@ def test_two_readings_give_the_trend() -> None:
 
 
 def test_only_the_three_points_are_calibrated() -> None:
-    calibrated = {(key, value.name) for key in EXPERIMENTS for value in section(key).values if value.calibrated}
+    calibrated = {(key, value.name) for key in SIMULATED_KEYS for value in section(key).values if value.calibrated}
     assert calibrated == {
         ("fig7", "JCT Basic, 2,048 agents"),
         ("fig7", "JCT Oracle, 4,096 agents"),
@@ -207,7 +214,7 @@ def test_scaled_lengths_say_how_trajectories_are_cut() -> None:
     found = section("fig9", lambda case: outcome(2000.0 / case.append_scale if case.system == "basic" else 1000.0))
     assert named(found, "largest ratio").ours == pytest.approx(4.0)
     assert named(found, "ratio at twice the append / at half").holds
-    assert "0.5 and 1: 157 turns" in text(found)
+    assert "0.5 and 1: 100% of the turns" in text(found)
 
 
 def test_failed_turns_are_told() -> None:
