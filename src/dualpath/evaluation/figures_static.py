@@ -228,12 +228,11 @@ def _fitting(model: ServedModel, layers: int) -> float:
 
 
 def _trend_picture() -> Picture:
-    nodes = {label: NODES[name] for label, name in _GENERATIONS.items()}
-    first = nodes["A100"]
-    unchanged = Series("NIC unchanged", [(label, first.flops / node.flops) for label, node in nodes.items()])
-    ours = Series("the catalogue's NICs", [(label, _ratio(name) / _ratio(_OLDEST)) for label, name in _GENERATIONS.items()])
-    paper = Series("paper", [("A100", 1.0), ("B200", 1 / _FALL)], paper=True)
-    return Picture("I/O to compute, A100 = 1", "GPU", "bytes a FLOP, relative", [unchanged, ours, paper], log_y=True)
+    first = NODES[_OLDEST]
+    unchanged = Series("NIC unchanged", [(label, NODES[name].flops / first.flops) for label, name in _GENERATIONS.items()])
+    ours = Series("the catalogue's NICs", [(label, _ratio(_OLDEST) / _ratio(name)) for label, name in _GENERATIONS.items()])
+    paper = Series("paper", [("A100", 1.0), ("B200", _FALL)], paper=True)
+    return Picture("Computation to I/O, A100 = 1", "GPU", "FLOPs a byte, relative", [unchanged, ours, paper])
 
 
 def _batch_picture() -> Picture:

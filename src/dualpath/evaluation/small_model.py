@@ -8,10 +8,11 @@ from statistics import fmean
 
 from dualpath.evaluation.experiment import Experiment
 from dualpath.evaluation.lab import Case, Lab
-from dualpath.evaluation.load import storage_share, verdict
-from dualpath.evaluation.offline import JCT_TOLERANCE, NAMES, SYSTEMS, cut_off, limits
+from dualpath.evaluation.load import verdict
+from dualpath.evaluation.offline import JCT_TOLERANCE, NAMES, SYSTEMS, cut_off, limits, nic_share
 from dualpath.evaluation.outcome import Outcome
 from dualpath.evaluation.section import Picture, Section, Series, Value, Within
+from dualpath.types import Role
 
 DATASETS = ("32K", "48K", "64K")
 _27B = Case(model="ds-27b", prefill=1, decode=1, agents=2048)
@@ -26,6 +27,8 @@ _EQUAL = (
     (("dualpath", 2, 1), ("dualpath", 1, 2)),
 )
 """Said to be about equal: as many storage NICs read."""
+UNEVEN = 1.25
+"""NICs of one role that read so many times what those of the other do are worth a sentence."""
 FULL = 0.9
 """A NIC that is busy for this share of a run is what limits it."""
 
@@ -59,6 +62,7 @@ def _fig7b(lab: Lab) -> Section:
         "gives ratios only.",
         *verdict(values),
         *(f"{NAMES[of]}, {busiest}: {limits(outcomes[replace(points[busiest], system=of)])}." for of in SYSTEMS),
+        *_uneven({f"DualPath, {busiest}": outcomes[replace(points[busiest], system="dualpath")]}),
         f"DualPath is furthest from its Oracle with {max(behind, key=behind.__getitem__)} ({max(behind.values()):.2f}) and "
         f"nearest with {min(behind, key=behind.__getitem__)} ({min(behind.values()):.2f}).",
         *cut_off(outcomes),
@@ -120,19 +124,38 @@ def _fig8(lab: Lab) -> Section:
 
 
 def _fig8_reasons(outcomes: Mapping[Case, Outcome], equal: Sequence[Value]) -> Iterator[str]:
-    """Which systems storage does not limit, so that they need not be equal."""
+    """Which systems storage does not limit, so that they need not be equal; which do not use all NICs alike."""
+    found = {(of, *pd): outcomes[_fig8_case(of, *pd)] for of in SYSTEMS[:2] for pd in _CLUSTERS}
     computing = [
-        f"{_system_at((of, *pd))} ({outcomes[_fig8_case(of, *pd)].prefill_busy:.0%})"
-        for of in SYSTEMS[:2]
-        for pd in _CLUSTERS
-        if storage_share(outcomes[_fig8_case(of, *pd)]) < FULL
+        f"{_system_at(key)} ({outcome.prefill_busy:.0%})"
+        for key, outcome in found.items()
+        if max(nic_share(outcome, role) for role in Role) < FULL
     ]
     if computing and not all(value.holds for value in equal):
         yield (
-            f"Storage is not what limits these at 64K, as prefill nodes' NICs are idle for more than {1 - FULL:.0%} of the "
-            f"time (in brackets, how long prefill groups were in steps): {', '.join(computing)}. They have unequal GPUs, so "
-            f"what is equal if storage is the limit need not be equal here."
+            f"Storage is not the only limit of these at 64K, as all their NICs are idle for more than {1 - FULL:.0%} of the "
+            f"time (in brackets, how long prefill groups were in steps): {', '.join(computing)}. What is equal if storage is "
+            f"the limit need not be equal here, as their GPUs are not."
         )
+    yield from _uneven({f"{_system_at(key)}, 64K": outcome for key, outcome in found.items() if key[0] == "dualpath"})
+
+
+def _uneven(outcomes: Mapping[str, Outcome]) -> Iterator[str]:
+    """Whether reads are spread as evenly as the shorter queue should."""
+    for name, outcome in outcomes.items():
+        prefill, decode = (nic_share(outcome, role) for role in (Role.PREFILL, Role.DECODE))
+        if max(prefill, decode) > UNEVEN * min(prefill, decode):
+            yield (
+                f"{name}, reads unevenly, {prefill:.0%} of what prefill nodes' NICs could and {decode:.0%} of decode nodes': "
+                f"the queues that the scheduler sees are not those of the NICs. With both alike, reads alone would take "
+                f"{outcome.jct_s * _mean_share(outcome):,.0f} of its {outcome.jct_s:,.0f} s."
+            )
+
+
+def _mean_share(outcome: Outcome) -> float:
+    """Of what all storage NICs could have read."""
+    rates = [node.storage_bytes_per_s or 0.0 for node in outcome.nodes]
+    return sum(node.storage_read_bytes for node in outcome.nodes) / sum(rates) / outcome.jct_s if sum(rates) else 0.0
 
 
 def _system_at(key: tuple[str, int, int]) -> str:

@@ -69,6 +69,8 @@ class Handoff:
         self._kv_blocks = spec.decode.kv_blocks
         self._max_batch = spec.decode.max_batch
         self._write_tokens = spec.write_batch_tokens
+        # The agent's next turn and the end of the copy into HBM are at least so far away.
+        self._unnoticed_s = min(spec.latencies.turn_s, spec.latencies.handoff_s)
         copy, write = charges[Stage.HANDOFF], charges[Stage.WRITE_BACK].new
         assert copy.head == copy.tail == copy.new, "a hand-off moves all tokens of a prompt alike"
         self._copy_read, self._copy_write, self._copy_dram = copy.new.de_cnic_read, copy.new.de_cnic_write, copy.new.de_dram
@@ -160,16 +162,31 @@ class Handoff:
             place.let_go()
 
     def _write(self, writing: Writing) -> None:
+        """Write a chain's tokens. Where they are written before anybody could need that, it takes no event."""
+        place = writing.place
+        if writing.tokens <= self._write_tokens and (place is None or place.users > 1):
+            written_s = self._carry(writing.node, writing.tokens)
+            if written_s - self._kernel.now_s <= self._unnoticed_s:
+                if place is not None:
+                    place.let_go()
+                return
+            writing.tokens = 0
+            writing.agent.writing += 1
+            self._kernel.at(written_s, self._written, writing)
+            return
         writing.agent.writing += 1
         self._write_batch(writing)
 
     def _write_batch(self, writing: Writing) -> None:
         """A batch more; several chains are written at a time, a batch of each in turn."""
-        now_s, node = self._kernel.now_s, writing.node
         tokens = min(writing.tokens, self._write_tokens)
         writing.tokens -= tokens
+        self._kernel.at(self._carry(writing.node, tokens), self._written, writing)
+
+    def _carry(self, node: SimNode, tokens: int) -> float:
+        now_s = self._kernel.now_s
         written_s = node.snic_write.carry(now_s, tokens * self._write_snic)
-        self._kernel.at(max(written_s, node.dram.carry(now_s, tokens * self._write_dram)), self._written, writing)
+        return max(written_s, node.dram.carry(now_s, tokens * self._write_dram))
 
     def _written(self, writing: Writing) -> None:
         if writing.tokens:

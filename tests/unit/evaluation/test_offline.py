@@ -206,8 +206,16 @@ def test_equal_numbers_of_nics_are_compared() -> None:
 
 def test_storage_that_does_not_limit_is_named_where_equalities_fail() -> None:
     idle = section("fig8", lambda case: outcome(1000.0 * case.decode, prefill_read_share=0.5))
-    assert "Storage is not what limits" in text(idle)
-    assert "Storage is not what limits" not in text(section("fig8", lambda case: outcome(prefill_read_share=0.5)))
+    assert "Storage is not the only limit" in text(idle)
+    assert "Storage is not the only limit" not in text(section("fig8", lambda case: outcome(prefill_read_share=0.5)))
+
+
+def test_nics_that_read_unevenly_are_named() -> None:
+    uneven = outcome(1000.0, prefill_read_share=0.4)
+    nodes = [replace(node, storage_read_bytes=round(2.25 * node.storage_read_bytes)) for node in uneven.nodes[2:]]
+    uneven = replace(uneven, nodes=[*uneven.nodes[:2], *nodes])
+    assert "40% of what prefill nodes' NICs could and 90% of decode nodes'" in text(section("fig8", lambda case: uneven))
+    assert "unevenly" not in text(section("fig8"))
 
 
 def test_scaled_lengths_say_how_trajectories_are_cut() -> None:
