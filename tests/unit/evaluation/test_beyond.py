@@ -95,15 +95,18 @@ def test_split_may_cost_something() -> None:
 def test_resident_names_winners_losers_and_the_objective() -> None:
     def made_up(case: Case) -> Outcome:
         if not case.policy:
-            return outcome()
+            return outcome(jct_s=1000.0 if case.free.request_context_s else 500.0)
         wins = case.policy == "resident-in-place" and case.agents == 2048
-        return outcome(jct_s=800.0 if wins else 1500.0, tpot_s=0.045 if wins else 0.08, read=25)
+        return outcome(jct_s=400.0 if wins else 1500.0, tpot_s=0.045 if wins else 0.08, read=25)
 
     found = text("resident", made_up)
-    assert "wins at 2,048 agents, 64K, H800, 26 GB of KV a GPU (JCT -20%, TPOT 45 ms, 75% of reads saved)" in found
-    assert "It loses at 128 agents" in found
-    assert "DualPath in 0, resident, gathered in 8, resident, in place in 5" in found
-    assert "A resident policy is faster within it at: 2,048 agents" in found
+    where = "wins at 2,048 agents, 64K, H800, 26 GB of KV a GPU (JCT"
+    assert f"in place, against DualPath, in place: {where} -20%, TPOT 45 ms, 75% of reads saved)" in found
+    assert f"engines only, against DualPath: {where} -60%" in found  # not the reload's alone: the control has -50 %
+    assert "has a JCT of -50% (128 agents" in found
+    assert "Resident, gathered, against DualPath: loses at 128 agents" in found
+    assert "DualPath: 0; resident, gathered: 8; DualPath, in place: 0; resident, in place: 5" in found
+    assert "by sparing the reload: 2,048 agents, 64K, H800, 26 GB of KV a GPU (resident, in place)" in found
     assert "idle, in place, 25%" in found
     assert "Nowhere is one faster within it" in text("resident", lambda case: outcome())
 

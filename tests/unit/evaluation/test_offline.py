@@ -221,7 +221,8 @@ def test_nics_that_read_unevenly_are_named() -> None:
 def test_scaled_lengths_say_how_trajectories_are_cut() -> None:
     found = section("fig9", lambda case: outcome(2000.0 / case.append_scale if case.system == "basic" else 1000.0))
     assert named(found, "largest ratio").ours == pytest.approx(4.0)
-    assert named(found, "ratio at twice the append / at half").holds
+    assert named(found, "ratio at append x 2 / at x 1").ours == pytest.approx(0.5)
+    assert named(found, "ratio at append x 1 / at x 0.5").holds
     assert "0.5 and 1: 100% of the turns" in text(found)
 
 
