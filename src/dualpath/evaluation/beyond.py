@@ -102,14 +102,17 @@ def _verdict(saved: dict[str, float]) -> str:
         parts.append("Splitting saves " + ", ".join(f"{share:.1%} of the {name}" for name, share in better.items()) + ".")
     if worse:
         parts.append("It costs " + ", ".join(f"{-share:.1%} of the {name}" for name, share in worse.items()) + ".")
-    same = len(whole) - len(better) - len(worse)
+    same = [share for share in whole.values() if abs(share) <= NO_DIFFERENCE]
     if same:
-        parts.append(f"In {same} of {len(whole)} comparisons the difference is at most {NO_DIFFERENCE:.0%}.")
+        parts.append(
+            f"In {len(same)} of {len(whole)} comparisons the difference is at most {NO_DIFFERENCE:.0%} "
+            f"(the change is {-max(same):+.1%} to {-min(same):+.1%}; one seed each)."
+        )
     reads = [share for name, share in saved.items() if "read part" in name]
     if reads:
         parts.append(f"The read part of TTFT changes by {-max(reads):+.0%} to {-min(reads):+.0%}.")
     if better and not worse:
-        parts.append("It is better somewhere and worse nowhere.")
+        parts.append(f"It is better somewhere, and nowhere worse by more than {NO_DIFFERENCE:.0%}.")
     elif not better:
         parts.append("It is not worth its complication here: reads are a small part of TTFT, and queues are even already.")
     return " ".join(parts)

@@ -151,7 +151,7 @@ def test_nothing_at_all_is_a_page() -> None:
 
 def test_free_parameters_are_the_simulators() -> None:
     found = {one.name: one for one in free_parameters()}
-    assert found["mixture_factor"].calibrated
+    assert found["storage_share"].calibrated
     assert not found["handoff_s"].calibrated
     assert found["handoff_s"].unit == "s"
     assert float(found["handoff_s"].value) > 0
