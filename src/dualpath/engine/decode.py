@@ -102,7 +102,8 @@ class DecodeEngine:
             attention_s=self._compute.attention_s,
             **traffic_counters(self._traffic),
         )
-        return self._traffic.reads.unread_tokens, free, status
+        waiting = sum(turn.assign.read_decode_tokens for turn in self._turns.values() if not turn.read_begun)
+        return self._traffic.reads.unread_tokens + waiting, free, status
 
     def handle(self, message: Message) -> None:
         if isinstance(message, Assign):
@@ -237,6 +238,7 @@ class DecodeEngine:
 
     async def _read(self, turn: DecodeTurn) -> int:
         """Fill our part of the buffer with the tail of the hit; its usable tokens."""
+        turn.read_begun = True
         if not self._transfers:
             return turn.assign.read_decode_tokens
         block_tokens = self._geometry.block_tokens

@@ -18,7 +18,7 @@ class DecodeTurn:
 
     ``tokens`` are prompt and output; the KV of the first ``kv_tokens`` is in ``pages``. ``position`` is the output
     position of the last token. ``granted`` while the prefill engine may touch ``slots``, ``copying`` while the prompt's KV
-    is on its way from there to ``pages``.
+    is on its way from there to ``pages``. Until ``read_begun`` its share of the hit waits for a buffer, unread.
     """
 
     assign: Assign
@@ -38,6 +38,7 @@ class DecodeTurn:
     ended: bool = False
     task: asyncio.Task[None] | None = None
     reading: Reading | None = None
+    read_begun: bool = False
 
     @property
     def request_id(self) -> str:

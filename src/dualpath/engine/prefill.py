@@ -106,7 +106,8 @@ class PrefillEngine:
             peak_kv_bytes=self._compute.frames.peak_bytes,
             **traffic_counters(self._traffic),
         )
-        return self._traffic.reads.unread_tokens, None, status
+        waiting = sum(turn.assign.read_prefill_tokens for turn in self._turns.values() if not turn.read_begun)
+        return self._traffic.reads.unread_tokens + waiting, None, status
 
     def handle(self, message: Message) -> None:
         if isinstance(message, Assign):
@@ -278,6 +279,7 @@ class PrefillEngine:
 
     async def _read(self, turn: PrefillTurn, keys: list[BlockKey]) -> int:
         """Fill the prefill buffer; the number of usable tokens."""
+        turn.read_begun = True
         share = turn.assign.read_prefill_tokens
         if not keys:
             if share:

@@ -18,7 +18,7 @@ class PrefillTurn:
 
     ``grant`` gives the decode engine's slots, ``decode_read`` what came of the decode side's share; ``cached``
     counts the tokens whose KV the decode buffer holds (the hit, before the first chunk). ``abandoned_by`` is the peer
-    that wants its slots back.
+    that wants its slots back. Until ``read_begun`` its share of the hit waits for a buffer, unread.
     """
 
     assign: Assign
@@ -39,6 +39,7 @@ class PrefillTurn:
     abandoned_by: str | None = None
     task: asyncio.Task[None] | None = None
     reading: Reading | None = None
+    read_begun: bool = False
 
     @property
     def request_id(self) -> str:

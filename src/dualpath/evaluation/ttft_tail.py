@@ -90,7 +90,7 @@ def _finding(label: str, before: Sequence[Outcome], after: Sequence[Outcome], cl
     own = [(new - client_s) / (old - client_s) - 1 for old, new in p99]
     p50 = [(other.ttft_s.p50 or 0.0) / (one.ttft_s.p50 or 1.0) - 1 for one, other in zip(before, after, strict=True)]
     throughput = fmean(other.turns for other in after) / fmean(one.turns for one in before) - 1
-    verdict = "has no clear effect"
+    verdict = f"has no clear effect, with a longer tail in {sum(change > 0 for change in changes)} of {len(changes)} seeds"
     if throughput < -LOST or all(change > 0 for change in changes):
         verdict = "does not pay"
     elif all(change < 0 for change in changes):

@@ -38,6 +38,7 @@ class Reads:
     def begin(self, request: SimRequest) -> None:
         """Reserve, then read."""
         assert request.decode is not None
+        request.decode.unread_tokens += request.tail  # what still waits for a buffer is not read either
         request.decode.node.buffer.ask(request.prompt_tokens, request)
 
     def skip(self, request: SimRequest) -> None:
@@ -76,7 +77,6 @@ class Reads:
             kernel.at(max(read_s, stored_s) + self._latency_s, self._head_read, request)
         if tail:
             node = request.decode.node
-            request.decode.unread_tokens += tail
             read_s = node.snic_read.carry(now_s, tail * self._tail_snic)
             stored_s = node.dram.carry(now_s, tail * self._tail_dram)
             kernel.at(max(read_s, stored_s) + self._latency_s, self._tail_read, request)

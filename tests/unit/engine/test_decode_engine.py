@@ -354,3 +354,20 @@ def test_reports_hold_back_what_assigned_turns_will_need() -> None:
         scene.transport.end()
 
     run(story)
+
+
+def test_hits_that_wait_for_a_buffer_are_reported_as_unread() -> None:
+    async def story(scene: Scene) -> None:
+        scene.storage.held = True
+        await scene.assign("reading", 57, read_decode=56)
+        await scene.assign("waiting", 33, read_decode=32)
+        assert scene.buffer.free_slots < 9, "the second has to wait for slots"
+        assert scene.engine.load()[0] == 56 + 32
+        scene.storage.held = False
+        scene.storage.end()
+        await settled()
+        assert scene.engine.load()[0] == 32
+        await scene.withdraw("waiting")
+        assert scene.engine.load()[0] == 0
+
+    run(story)

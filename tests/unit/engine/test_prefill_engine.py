@@ -272,3 +272,18 @@ def test_turns_wait_in_order_for_buffer_slots() -> None:
         assert (scene.buffer.used, scene.turns) == (0, 0)
 
     run(story)
+
+
+def test_hits_that_wait_for_a_grant_are_reported_as_unread() -> None:
+    async def story(scene: Scene) -> None:
+        scene.storage.held = True
+        await scene.hear(assignment("a", 14, read_prefill=8, read_decode=0))
+        assert scene.engine.load()[0] == 8
+        await scene.hear(GRANT)
+        assert scene.engine.load()[0] == 8, "asked for now, and not read"
+        scene.storage.held = False
+        scene.storage.end()
+        await settled()
+        assert scene.engine.load()[0] == 0
+
+    run(story)

@@ -249,3 +249,25 @@ def test_theoretical_hits_are_whole_blocks() -> None:
 def test_a_workload_has_an_arrival_for_each_agent() -> None:
     with pytest.raises(ValueError, match="1 trajectories with 0 arrivals"):
         SimWorkload([TWO_TURNS], [])
+
+
+def test_hits_that_wait_for_a_buffer_stay_in_the_schedulers_read_queue() -> None:
+    """Reports may take off the ledger only what has been read, not what still waits for a decode buffer."""
+    turns = (Turn(41, 1), Turn(4, 1), Turn(4, 1), Turn(4, 1))
+    spec = plain_cluster(decode_buffer=60, read_side=ReadSidePolicy.ROUND_ROBIN)
+    crowd = workload(*(Trajectory(str(number), turns) for number in range(12)))
+    simulation = Simulation(spec, crowd)
+    compared = 0
+
+    def compare(progress: SimProgress, _: object) -> bool:
+        nonlocal compared
+        cluster = simulation.cluster
+        unread = sum(engine.unread_tokens for group in cluster.decode_groups for engine in group.engines)
+        known = cluster._scheduler.status().read_queue_tokens
+        assert known[cluster.decode_nodes[0].name] == unread
+        compared += unread > 0
+        return False
+
+    simulation.stop = compare
+    simulation.run()
+    assert compared > 3
