@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -115,20 +115,30 @@ def simulate(
         "step_times": on_nodes.source,
     }
     if find_capacity:
-        _show_capacity(console, specs, read, objective, seed)
-        return
-    workload = _workload(read, agents or len(read), arrival_rate, gaps, seed)
+        report = told | {"slo": slo, "capacity": _show_capacity(console, specs, read, objective, seed)}
+    else:
+        workload = _workload(read, agents or len(read), arrival_rate, gaps, seed)
+        told |= {"agents": len(workload.trajectories), "arrival_rate": arrival_rate, "gaps": gaps}
+        report = _compare(console, specs, workload, told)
+    if json_path is not None:
+        write_report(Path(json_path), report)
+        console.print(f"report: {json_path}")
+
+
+def _compare(console: Console, specs: Sequence[ClusterSpec], workload: SimWorkload, told: dict[str, Any]) -> dict[str, Any]:
+    """Run every system and show them side by side; the report.
+
+    Raises:
+        ClusterError: not one turn could be held.
+    """
     results = [_run(spec, workload, console) for spec in specs]
-    told |= {"agents": len(workload.trajectories), "arrival_rate": arrival_rate, "gaps": gaps}
     report = build_report([one.result for one in results], told, installed_versions())
     _show(console, report, specs)
     for spec, one in zip(specs, results, strict=True):
         _tell_refused(spec.system, one)
-    if json_path is not None:
-        write_report(Path(json_path), report)
-        console.print(f"report: {json_path}")
     if not any(one.result.turns.completed() for one in results):
         raise ClusterError("not one turn could be held by this cluster")
+    return report
 
 
 def _buffer(text: str) -> float:
@@ -168,11 +178,16 @@ def _show(console: Console, report: dict[str, Any], specs: Sequence[ClusterSpec]
 
 def _show_capacity(
     console: Console, specs: Sequence[ClusterSpec], read: Sequence[Trajectory], objective: Objective, seed: int
-) -> None:
+) -> dict[str, Any]:
+    """Find every system's capacity and show it; by system, every rate that was tried, as JSON values."""
+    found = {}
     for spec in specs:
         with SimulateProgress(spec.system, console) as progress:
-            found = find_capacity(spec, read, objective, seed, progress.show)
-        console.print(found.sentence(spec.system))
+            capacity = find_capacity(spec, read, objective, seed, progress.show)
+        console.print(capacity.sentence(spec.system))
+        best = None if capacity.best is None else capacity.best.rate
+        found[spec.system] = {"agents_per_s": best, "levels": [asdict(level) for level in capacity.levels]}
+    return found
 
 
 def _tell_refused(system: str, outcome: SimResult) -> None:

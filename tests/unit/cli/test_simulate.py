@@ -77,10 +77,14 @@ def test_a_turn_that_fits_nowhere_is_named_and_the_rest_goes_on(tmp_path: Path) 
     assert "1 agents ended at a turn that no engine could ever hold, for example a prompt of 1000000 tokens" in result.output
 
 
-def test_capacity_within_an_objective() -> None:
+def test_capacity_within_an_objective(tmp_path: Path) -> None:
     few_gpus = ("--cluster", "1P1D", "--gpus", "1", "--snic-bandwidth", "1GB/s")
     arguments = ("--model", "ds-27b", *few_gpus, "--trace", "table2:32K", "--scale", "0.02", "--system", "basic")
-    output = " ".join(run(*arguments, "--find-capacity", "--slo", "ttft=1.3s,tpot=30ms").split())
+    path = tmp_path / "capacity.json"
+    output = " ".join(run(*arguments, "--find-capacity", "--slo", "ttft=1.3s,tpot=30ms", "--json", str(path)).split())
+    found = json.loads(path.read_text())["capacity"]["basic"]
+    assert f"{found['agents_per_s']:.3f} agents/s" in output
+    assert found["agents_per_s"] in {level["rate"] for level in found["levels"]}
     assert "agents/s within TTFT mean <= 1.3 s, TPOT mean <= 0.03 s" in output
 
 
