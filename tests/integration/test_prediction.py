@@ -16,7 +16,8 @@ from dualpath.models.registry import describe_model
 from dualpath.replay.driver import ReplayOptions
 from dualpath.sim.local import local_cluster
 from dualpath.sim.replayed import replayed
-from dualpath.sim.run import Simulation, SimWorkload, simulate, theoretical_hits
+from dualpath.sim.run import Simulation, SimWorkload, simulate
+from dualpath.workload.agent import theoretical_hits
 from dualpath.workload.prediction import Pair, prediction
 from dualpath.workload.report import SystemResult
 from dualpath.workload.synthesis import demo_trajectories

@@ -6,7 +6,7 @@ import os
 import random
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing import get_context
 from typing import Any
@@ -20,6 +20,7 @@ from dualpath.costmodel.catalogue import Node
 from dualpath.costmodel.serving import Placement, served
 from dualpath.costmodel.shapes import ModelCost, ModelSize
 from dualpath.errors import SettingsError
+from dualpath.knobs import with_knobs
 from dualpath.scheduling.baselines import apply_system
 from dualpath.settings import Settings
 from dualpath.sim.presets import Sheet, cluster_of, mean_turn
@@ -62,18 +63,13 @@ def attempt(task: Task, candidate: Candidate) -> Tried:
     """Simulate one candidate."""
     read = read_trajectories(task.trace)
     placement = Placement(task.hardware, task.node, candidate.prefill_nodes, candidate.decode_nodes)
-    default = Settings()
-    settings = replace(
-        default,
-        scheduling=replace(default.scheduling, alpha_s=candidate.alpha_s, beta_s=candidate.beta_s),
-        prefill=replace(default.prefill, quota_s=candidate.quota_s),
-    )
+    knobs = {"alpha_s": candidate.alpha_s, "beta_s": candidate.beta_s, "quota_s": candidate.quota_s}
     try:
         model = served(task.model, task.cost, task.size, placement, DEFAULT)
         sheet = Sheet(
             model, task.node, candidate.prefill_nodes, candidate.decode_nodes, mean_turn(read), candidate.buffer_bytes
         )
-        spec = cluster_of(sheet, apply_system(settings, SYSTEM))
+        spec = cluster_of(sheet, apply_system(with_knobs(Settings(), knobs), SYSTEM))
     except SettingsError as error:
         return Tried(candidate, None, str(error))
     agents = assigned(read, task.agents, random.Random(0))

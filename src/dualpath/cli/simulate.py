@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from dualpath.costmodel.calibration import DEFAULT
 from dualpath.costmodel.catalogue import MODELS, NODES, node_named
 from dualpath.costmodel.serving import Placement, served
 from dualpath.errors import ClusterError, SettingsError
+from dualpath.knobs import with_knobs
 from dualpath.scheduling.baselines import apply_system
 from dualpath.settings import Settings, parse_bytes
 from dualpath.sim.capacity import Objective, find_capacity, parse_objective
@@ -103,17 +104,10 @@ def simulate(
     placement = Placement(hardware.lower(), node, prefill_nodes, decode_nodes)
     on_nodes = served(model.lower() if is_named(model) else None, cost, size, placement, DEFAULT)
     sheet = Sheet(on_nodes, node, prefill_nodes, decode_nodes, mean_turn(read), _buffer(buffer_size))
-    settings = _settings(alpha_s, beta_s, quota_s, block_tokens)
-    specs = [cluster_of(sheet, apply_system(settings, name)) for name in names]
-    told = {
-        "cluster": cluster,
-        "model": model,
-        "hardware": hardware,
-        "trace": trace,
-        "seed": seed,
-        "scale": scale,
-        "step_times": on_nodes.source,
-    }
+    knobs = {"alpha_s": alpha_s, "beta_s": beta_s, "quota_s": quota_s, "block_tokens": block_tokens}
+    specs = [cluster_of(sheet, apply_system(with_knobs(Settings(), knobs), name)) for name in names]
+    told = {"cluster": cluster, "model": model, "hardware": hardware, "trace": trace, "seed": seed, "scale": scale, **knobs}
+    told["step_times"] = on_nodes.source
     if find_capacity:
         report = told | {"slo": slo, "capacity": _show_capacity(console, specs, read, objective, seed)}
     else:
@@ -146,16 +140,6 @@ def _buffer(text: str) -> float:
     if size <= 0:
         raise SettingsError(f"--buffer must be positive, not {text!r}")
     return float(size)
-
-
-def _settings(alpha_s: float, beta_s: float, quota_s: float, block_tokens: int) -> Settings:
-    default = Settings()
-    return replace(
-        default,
-        cache=replace(default.cache, block_tokens=block_tokens),
-        scheduling=replace(default.scheduling, alpha_s=alpha_s, beta_s=beta_s),
-        prefill=replace(default.prefill, quota_s=quota_s),
-    )
 
 
 def _workload(trajectories: Sequence[Trajectory], agents: int, rate: float | None, gaps: bool, seed: int) -> SimWorkload:

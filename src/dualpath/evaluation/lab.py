@@ -18,6 +18,7 @@ from dualpath.errors import SettingsError
 from dualpath.evaluation.outcome import Outcome, Window, outcome_of
 from dualpath.evaluation.timed_scheduler import SchedulerTimer
 from dualpath.evaluation.trace_files import FILE, trace
+from dualpath.knobs import with_knobs
 from dualpath.scheduling.baselines import apply_system
 from dualpath.settings import Settings
 from dualpath.sim.presets import Sheet, cluster_of, mean_turn
@@ -169,14 +170,11 @@ def spec_of(case: Case) -> ClusterSpec:
     model = served(case.model, MODELS[case.model], SIZES[case.model], placement, case.free)
     turn = mean_turn(_trajectories(case.dataset, case.append_scale, case.output_scale))
     sheet = Sheet(model, node, case.prefill, case.decode, turn, case.buffer_bytes, case.free)
-    default = Settings()
-    weight = NEW_WEIGHT if case.policy == "new-weight" else default.scheduling.prefill_new_weight
-    settings = replace(
-        default,
-        scheduling=replace(default.scheduling, alpha_s=case.alpha_s, beta_s=case.beta_s, prefill_new_weight=weight),
-        prefill=replace(default.prefill, quota_s=case.quota_s),
-    )
-    return _with_policy(cluster_of(sheet, apply_system(settings, case.system)), case.policy, model)
+    knobs = {"alpha_s": case.alpha_s, "beta_s": case.beta_s, "quota_s": case.quota_s}
+    if case.policy == "new-weight":
+        knobs["prefill_new_weight"] = NEW_WEIGHT
+    settings = apply_system(with_knobs(Settings(), knobs), case.system)
+    return _with_policy(cluster_of(sheet, settings), case.policy, model)
 
 
 def _with_policy(spec: ClusterSpec, policy: str, model: ServedModel) -> ClusterSpec:

@@ -18,7 +18,7 @@ from dualpath.evaluation.lab import TRAJECTORIES, Case, Lab, workload_of
 from dualpath.evaluation.outcome import Outcome, Window, prefill_nodes
 from dualpath.evaluation.section import Value
 from dualpath.settings import Settings
-from dualpath.sim.run import theoretical_hits
+from dualpath.workload.agent import theoretical_hits
 from dualpath.workload.metrics import Summary
 from dualpath.workload.trajectory import Trajectory
 

@@ -92,7 +92,7 @@ def outcome_of(
     """Condense a simulation."""
     turns = found.result.turns
     jct_s = metrics.jct_s(turns)
-    chosen = turns if window is None else _within(turns, window)
+    chosen = turns if window is None else turns.ended_within(*window)
     latency = summary(chosen.latency_s())
     mean_turns = fmean(len(one.turns) for one in workload.trajectories)
     snic = _snic_series(found.result.utilisation)
@@ -115,7 +115,7 @@ def outcome_of(
         storage_max_over_mean=metrics.max_over_mean([node.storage_read_bytes for node in found.result.nodes]),
         storage_windows=_uneven(snic),
         attention_max_over_mean=_bubbles(found.attention, FIRST_PART * jct_s),
-        working_set_bytes=_working_set(turns, workload, window or Window(0.0, jct_s)) * spec.geometry.token_bytes,
+        working_set_bytes=_working_set(turns, window or Window(0.0, jct_s)) * spec.geometry.token_bytes,
         nodes=found.result.nodes,
         utilisation=found.result.utilisation,
         prefill_busy=found.prefill_busy_s / jct_s,
@@ -123,15 +123,6 @@ def outcome_of(
         wall_s=wall_s,
         dram_hit_rates=hit_rates(turns, dram_tier_bytes, spec.geometry.token_bytes, *(window or ())),
     )
-
-
-def _within(turns: TurnTable, window: Window) -> TurnTable:
-    """The completed turns that ended within the window."""
-    chosen = TurnTable()
-    for row in zip(*turns.columns, strict=True):
-        if row[-1] and window.start_s <= row[6] < window.end_s:
-            chosen.append(*row[:-1])
-    return chosen
 
 
 def _agent_s(turns: TurnTable, workload: SimWorkload, window: Window | None) -> float | None:
@@ -186,7 +177,7 @@ def _bubbles(groups: Sequence[Balance], until_s: float) -> float | None:
     return most / mean if mean else None
 
 
-def _working_set(turns: TurnTable, workload: SimWorkload, window: Window) -> float:
+def _working_set(turns: TurnTable, window: Window) -> float:
     """Mean tokens of context of agents between their first submission and their last end, over the window.
 
     An agent's context after a turn stays until its next turn has ended.
@@ -200,7 +191,7 @@ def _working_set(turns: TurnTable, workload: SimWorkload, window: Window) -> flo
         start_s = last_end.get(agent, columns.submitted_s[row])
         overlap = min(end_s, window.end_s) - max(start_s, window.start_s)
         if overlap > 0:
-            total += overlap * (columns.prompt_tokens[row])
+            total += overlap * columns.prompt_tokens[row]
         last_end[agent] = end_s
     return total / (window.end_s - window.start_s)
 

@@ -6,13 +6,14 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from dualpath.errors import SettingsError
 from dualpath.sim.run import SimProgress, Simulation, SimWorkload, without_collector
 from dualpath.sim.spec import ClusterSpec
 from dualpath.workload.agent import assigned
 from dualpath.workload.arrivals import arrivals
-from dualpath.workload.metrics import Summary, summary
+from dualpath.workload.metrics import Summary, agent_durations_s, summary
 from dualpath.workload.trajectory import Trajectory
 from dualpath.workload.turn_table import TurnTable
 
@@ -49,7 +50,6 @@ class Level:
     ttft_s: Summary
     ttst_s: Summary
     tpot_s: Summary
-    agent_s: float | None
     turns: int
 
     def meets(self, objective: Objective) -> bool:
@@ -127,15 +127,13 @@ def at_rate(
     simulation = Simulation(spec, workload, on_progress, stop=stop)
     with without_collector():
         turns = simulation.run().result.turns
-    if simulation.progress.virtual_s < end_s:
-        turns = TurnTable()
-    window = _within(turns, warm_up_s, end_s)
+    hopeless = simulation.cluster.longest_wait_s() > longest_wait_s
+    window = TurnTable() if hopeless else turns.ended_within(warm_up_s, end_s)
     return Level(
         rate,
         summary(window.ttft_s()),
         summary(window.ttst_s()),
         summary(window.tpot_after_second_s()),
-        _life_s(turns, chosen, warm_up_s),
         len(window),
     )
 
@@ -186,41 +184,7 @@ def unloaded_life_s(spec: ClusterSpec, trajectories: Sequence[Trajectory], seed:
     """Mean time of an agent in a cluster that is nearly empty."""
     chosen = random.Random(seed).sample(list(trajectories), min(UNLOADED_AGENTS, len(trajectories)))
     turns = Simulation(spec, SimWorkload(chosen, [0.0] * len(chosen))).run().result.turns
-    lives = _lives(turns)
+    lives = agent_durations_s(turns.ended_within(0.0))
     if not lives:
         raise SettingsError("no agent can run here: every first turn is refused")
-    return sum(end - start for start, end, _ in lives.values()) / len(lives)
-
-
-def _within(turns: TurnTable, start_s: float, end_s: float) -> TurnTable:
-    """The completed turns that ended within a time."""
-    chosen = TurnTable()
-    for row in zip(*turns.columns, strict=True):
-        if row[-1] and start_s <= row[6] < end_s:
-            chosen.append(*row[:-1])
-    return chosen
-
-
-def _lives(turns: TurnTable) -> dict[int, tuple[float, float, int]]:
-    """Of every agent with completed turns: its first submission, its last end, and how many turns it completed."""
-    columns = turns.columns
-    lives: dict[int, tuple[float, float, int]] = {}
-    for agent, start, end, done in zip(columns.agent, columns.submitted_s, columns.finished_s, columns.completed, strict=True):
-        if done:
-            first, last, count = lives.get(agent, (start, end, 0))
-            lives[agent] = (min(first, start), max(last, end), count + 1)
-    return lives
-
-
-def _life_s(turns: TurnTable, trajectories: Sequence[Trajectory], since_s: float) -> float | None:
-    """Mean time of an agent: turns a life times the mean time of a turn, so that long lives count although they have not
-    ended."""
-    columns = turns.columns
-    spans = [
-        end - start
-        for start, end, done in zip(columns.submitted_s, columns.finished_s, columns.completed, strict=True)
-        if done and end >= since_s
-    ]
-    if not spans:
-        return None
-    return sum(spans) / len(spans) * sum(len(one.turns) for one in trajectories) / len(trajectories)
+    return fmean(lives.values())

@@ -16,7 +16,6 @@ from dualpath.sim.nodes import DecodeEngine, PrefillEngine, SimNode
 from dualpath.sim.request import SimRequest
 from dualpath.sim.sampler import Counter, Sampler
 from dualpath.sim.spec import ClusterSpec
-from dualpath.workload.agent import block_hit
 from dualpath.workload.report import NodeCounters, SystemResult
 from dualpath.workload.trajectory import Trajectory
 from dualpath.workload.turn_table import TurnTable
@@ -222,11 +221,6 @@ def simulate(spec: ClusterSpec, workload: SimWorkload, on_progress: Callable[[Si
     """Run one system's simulation to its end."""
     with without_collector():
         return Simulation(spec, workload, on_progress).run()
-
-
-def theoretical_hits(trajectories: Sequence[Trajectory], block_tokens: int) -> int:
-    """Hit tokens, in whole blocks, of all turns."""
-    return sum(block_hit(step.hit_tokens, block_tokens) for one in trajectories for step in one.steps())
 
 
 def _counters(cluster: SimCluster) -> dict[str, Counter]:

@@ -101,6 +101,11 @@ def block_hit(hit_tokens: int, block_tokens: int) -> int:
     return hit_tokens // block_tokens * block_tokens
 
 
+def theoretical_hits(trajectories: Sequence[Trajectory], block_tokens: int) -> int:
+    """Hit tokens, in whole blocks, of all turns."""
+    return sum(block_hit(step.hit_tokens, block_tokens) for one in trajectories for step in one.steps())
+
+
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Length of the longest common prefix, by bisection: comparing slices is fast, comparing tokens one by one is not."""
     equal, limit = 0, min(len(a), len(b))

@@ -150,6 +150,15 @@ class TurnTable:
         """Turns that are complete."""
         return sum(self.columns.completed)
 
+    def ended_within(self, start_s: float, end_s: float = math.inf) -> TurnTable:
+        """The completed turns that ended from ``start_s`` on and before ``end_s``, as a table of their own."""
+        chosen = TurnTable(self.agent_names)
+        ended = zip(self.columns.completed, self.columns.finished_s, strict=True)
+        wanted = (completed and start_s <= finished_s < end_s for completed, finished_s in ended)
+        for row in compress(zip(*self.columns, strict=True), wanted):
+            chosen.append(*row[:-1])
+        return chosen
+
     def of_completed(self, column: array[Value]) -> Iterator[Value]:
         """A column's values of the completed turns."""
         return compress(column, self.columns.completed)

@@ -1,10 +1,11 @@
 """Offline experiments, on outcomes that are made up; the tables that need none, in full."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import pytest
+from tests.support.canned_lab import CannedLab, named, text
 
 from dualpath.costmodel.calibration import DEFAULT
 from dualpath.evaluation.ablation import ABLATION
@@ -14,7 +15,7 @@ from dualpath.evaluation.lab import Case, Lab, run_case
 from dualpath.evaluation.offline import OFFLINE
 from dualpath.evaluation.outcome import Outcome
 from dualpath.evaluation.scale import LARGE, SCALE
-from dualpath.evaluation.section import Section, Value
+from dualpath.evaluation.section import Section
 from dualpath.evaluation.small_model import SMALL_MODEL
 from dualpath.types import Role
 from dualpath.workload.metrics import Summary
@@ -68,19 +69,6 @@ def like_the_paper(case: Case) -> Outcome:
     return outcome(LADDER_JCT_S.get(case.system, 4500.0) * case.agents / 2048 / (case.prefill / 2))
 
 
-@dataclass(slots=True)
-class CannedLab(Lab):
-    """Knows the outcomes without simulating; remembers which were asked for."""
-
-    made: Callable[[Case], Outcome] = like_the_paper
-    asked: set[Case] = field(default_factory=set)
-
-    def outcomes(self, cases: Iterable[Case]) -> dict[Case, Outcome]:
-        wanted = list(cases)
-        self.asked.update(wanted)
-        return {case: self.made(case) for case in wanted}
-
-
 def section(key: str, made: Callable[[Case], Outcome] = like_the_paper) -> Section:
     return EXPERIMENTS[key].section(CannedLab(made=made))
 
@@ -90,18 +78,9 @@ def static(key: str) -> Section:
     return EXPERIMENTS[key].section(Lab())
 
 
-def named(of: Section, start: str) -> Value:
-    (found,) = [value for value in of.values if value.name.startswith(start)]
-    return found
-
-
-def text(of: Section) -> str:
-    return "\n".join(of.text)
-
-
 @pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=lambda one: one.key)
 def test_sections_ask_for_the_cases_that_are_announced(experiment: Experiment) -> None:
-    lab = CannedLab()
+    lab = CannedLab(made=like_the_paper)
     made = experiment.section(lab) if experiment in SIMULATED else static(experiment.key)
     assert made.key == experiment.key
     assert lab.asked == set(experiment.cases())

@@ -1,12 +1,13 @@
 """Online experiments, on outcomes that are made up."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
+from tests.support.canned_lab import CannedLab, named, text
 
 from dualpath.evaluation.experiment import Experiment
-from dualpath.evaluation.lab import Case, Lab
+from dualpath.evaluation.lab import Case
 from dualpath.evaluation.load import (
     DS_660B,
     PAPER_CAPACITY,
@@ -19,7 +20,7 @@ from dualpath.evaluation.load import (
 )
 from dualpath.evaluation.online import ONLINE
 from dualpath.evaluation.outcome import Outcome
-from dualpath.evaluation.section import Section, Value
+from dualpath.evaluation.section import Section
 from dualpath.types import Role
 from dualpath.workload.metrics import Summary
 from dualpath.workload.report import NodeCounters, Utilisation
@@ -75,35 +76,13 @@ def like_the_paper(case: Case, faster: float = 1.0) -> Outcome:
     return replace(made, dram_hit_rates=tuple(min(1.0, size / 1e12) for size in case.dram_tier_bytes))
 
 
-@dataclass(slots=True)
-class CannedLab(Lab):
-    """Knows the outcomes without simulating; remembers which were asked for."""
-
-    made: Callable[[Case], Outcome] = like_the_paper
-    asked: set[Case] = field(default_factory=set)
-
-    def outcomes(self, cases: Iterable[Case]) -> dict[Case, Outcome]:
-        wanted = list(cases)
-        self.asked.update(wanted)
-        return {case: self.made(case) for case in wanted}
-
-
 def section(key: str, made: Callable[[Case], Outcome] = like_the_paper) -> Section:
     return EXPERIMENTS[key].section(CannedLab(made=made))
 
 
-def named(of: Section, start: str) -> Value:
-    (found,) = [value for value in of.values if value.name.startswith(start)]
-    return found
-
-
-def text(of: Section) -> str:
-    return "\n".join(of.text)
-
-
 @pytest.mark.parametrize("experiment", ONLINE, ids=lambda one: one.key)
 def test_sections_ask_for_the_cases_that_are_announced(experiment: Experiment) -> None:
-    lab = CannedLab()
+    lab = CannedLab(made=like_the_paper)
     made = experiment.section(lab)
     assert made.key == experiment.key
     assert lab.asked == set(experiment.cases())

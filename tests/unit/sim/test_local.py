@@ -19,8 +19,9 @@ from dualpath.settings import Settings
 from dualpath.sim.kernel import Kernel
 from dualpath.sim.local import local_cluster, request_time
 from dualpath.sim.replayed import placements, replayed
-from dualpath.sim.run import Simulation, SimWorkload, simulate, theoretical_hits
+from dualpath.sim.run import Simulation, SimWorkload, simulate
 from dualpath.sim.spec import ClusterSpec
+from dualpath.workload.agent import theoretical_hits
 from dualpath.workload.report import SystemResult
 from dualpath.workload.synthesis import demo_trajectories
 from dualpath.workload.trajectory import Trajectory, Turn

@@ -11,8 +11,9 @@ from tests.support.sim_cases import Case, plain_cluster, posted_bytes, run
 from dualpath.costmodel.timing import DecodeTime
 from dualpath.errors import ClusterError, SettingsError
 from dualpath.settings import ReadSidePolicy
-from dualpath.sim.run import SimProgress, Simulation, SimWorkload, simulate, theoretical_hits
+from dualpath.sim.run import SimProgress, Simulation, SimWorkload, simulate
 from dualpath.sim.spec import ClusterSpec, Latencies
+from dualpath.workload.agent import theoretical_hits
 from dualpath.workload.trajectory import Trajectory, Turn
 
 LATENCIES = Latencies(turn_s=0.5, read_s=0.25, handoff_s=0.125, finish_s=1.0)

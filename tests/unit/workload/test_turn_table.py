@@ -108,3 +108,15 @@ def test_the_time_of_later_tokens_leaves_out_the_second() -> None:
     table.append(0, 1, 0.0, 1.0, 3.0, 3.0, 3.0, 10, 2, 0, 0, *stages)
     assert list(table.tpot_after_second_s()) == [2.0]
     assert list(table.tpot_s()) == [2.0, 2.0]
+
+
+def test_turns_that_ended_within_a_time() -> None:
+    table = TurnTable(["a", "b"])
+    for turn, finished_s in enumerate((1.0, 2.0, 3.0)):
+        table.append(0, turn, 0.0, 0.5, 0.6, finished_s, finished_s, 10, 2, 3, 4, 0.1, 0.2, 0.3, 0.4)
+    table.append_failed(1, 0, 0.0, 2.5, 10, 4)
+    within = table.ended_within(2.0, 3.0)
+    assert within.agent_names == ["a", "b"]
+    assert list(within.columns.turn) == [1]
+    assert [column[0] for column in within.columns] == [column[1] for column in table.columns]
+    assert list(table.ended_within(2.0).columns.turn) == [1, 2]
